@@ -1,0 +1,415 @@
+// Package config reads the settings of the reconciler: defaults, then a YAML
+// file, then the environment, then the command line, each overriding the one
+// before (interface §2). It is the only reader of config.yaml and of
+// RECONCILER_* variables.
+//
+// A setting has one path, such as scanner.send_grace, which is its place in
+// the file and, in capitals with RECONCILER_ before it, its environment
+// variable. A name that is not a setting, a value of the wrong kind and
+// settings that contradict each other are errors that name the path and where
+// the value came from. No error and no listing shows a secret.
+//
+// The comments on the fields below are the documentation of config.yaml at the
+// root of the repository, which is generated from them:
+//
+//	go test ./internal/config -run TestConfigFile -update
+package config
+
+import (
+	"time"
+
+	"github.com/seckill/reconciler/reservation"
+)
+
+// The values of mode.
+const (
+	ModeObserve = "observe" // decide, count and report; change nothing
+	ModeAct     = "act"     // drive reservations to their end
+)
+
+// The values of redis.mode.
+const (
+	RedisAuto       = "auto"
+	RedisStandalone = "standalone"
+	RedisSentinel   = "sentinel"
+	RedisCluster    = "cluster"
+)
+
+// The values of rocketmq.consumer_protocol.
+const (
+	ProtocolRemoting = "remoting"
+	ProtocolPop      = "pop"
+)
+
+// Config is every setting. The tags of a field: koanf is its name, oneof its
+// accepted values, secret marks what may also be given as <name>_file and is
+// never shown: a text, or the passwords in a connection string.
+type Config struct {
+	// observe: decide, count and report, but change nothing in Redis, claims or
+	// orders. act: drive every stuck reservation to ORDER_CREATED or RELEASED.
+	Mode string `koanf:"mode" oneof:"observe act"`
+
+	// The servers that hold the reservations.
+	Redis Redis `koanf:"redis"`
+
+	// The database of the orders, which also holds the claims (schema seckill).
+	Postgres Postgres `koanf:"postgres"`
+
+	// The brokers between the gateway and the order consumer.
+	RocketMQ RocketMQ `koanf:"rocketmq"`
+
+	// Sends what is still to be sent.
+	Scanner Scanner `koanf:"scanner"`
+
+	// Settles what has expired.
+	Fencer Fencer `koanf:"fencer"`
+
+	// Gives stock back, once.
+	Compensator Compensator `koanf:"compensator"`
+
+	// Compares both sides.
+	Reconcile Reconcile `koanf:"reconcile"`
+
+	// The lease lets one instance work at a time.
+	Lease Lease `koanf:"lease"`
+
+	// The daemon as a process.
+	Run Run `koanf:"run"`
+
+	// The HTTP server of health, readiness and metrics.
+	Admin Admin `koanf:"admin"`
+
+	// What is written to standard error.
+	Log Log `koanf:"log"`
+
+	// What logs, metrics and reports may tell.
+	Observe Observe `koanf:"observe"`
+}
+
+// Redis is how the reservations' servers are reached (spec §6).
+type Redis struct {
+	// Servers, each host:port: the one server, the sentinels, or some nodes of
+	// the cluster.
+	Addrs []string `koanf:"addrs"`
+	// How the servers are arranged. auto: sentinel if sentinel.master is set,
+	// else what the first server that answers says.
+	Mode string `koanf:"mode" oneof:"auto standalone sentinel cluster"`
+	// ACL user; empty for the default user.
+	Username string `koanf:"username"`
+	// Password of that user.
+	Password string `koanf:"password" secret:"text"`
+	// Settings of the sentinels, for mode sentinel.
+	Sentinel Sentinel `koanf:"sentinel"`
+	// TLS to the servers and sentinels.
+	TLS TLS `koanf:"tls"`
+	// Time to wait for a connection.
+	DialTimeout time.Duration `koanf:"dial_timeout"`
+	// Time to wait for one reply, or for all replies of one pipeline. What is
+	// not answered by then has an unknown outcome and is asked again with the
+	// same ids (spec §5).
+	CommandTimeout time.Duration `koanf:"command_timeout"`
+	// Connections to each server, for each of the separate pools of scanning,
+	// changing and reconciling.
+	PoolSize int `koanf:"pool_size"`
+}
+
+// Sentinel is how a master is found through sentinels.
+type Sentinel struct {
+	// Name of the master set, as the sentinels know it.
+	Master string `koanf:"master"`
+	// ACL user at the sentinels; empty for the default user.
+	Username string `koanf:"username"`
+	// Password at the sentinels.
+	Password string `koanf:"password" secret:"text"`
+}
+
+// TLS is an encrypted and verified connection.
+type TLS struct {
+	// Whether to use TLS.
+	Enabled bool `koanf:"enabled"`
+	// PEM file of the authorities that the server's certificate is checked
+	// against; empty for those of the system.
+	CAFile string `koanf:"ca_file"`
+	// PEM file of the client's certificate; empty for none.
+	CertFile string `koanf:"cert_file"`
+	// PEM file of the client certificate's key.
+	KeyFile string `koanf:"key_file"`
+	// Name that the server's certificate must carry; empty for the host that
+	// was dialled.
+	ServerName string `koanf:"server_name"`
+}
+
+// Postgres is how orders and claims are reached.
+type Postgres struct {
+	// Connection string, as a URL or as keyword=value pairs; TLS by its sslmode.
+	// The role needs the rights of seckill_daemon, for commands that decide
+	// tasks those of seckill_operator.
+	URL string `koanf:"url" secret:"connection"`
+	// Connection string of the owner of schema seckill, for `migrate`; empty:
+	// the same as url.
+	MigrateURL string `koanf:"migrate_url" secret:"connection"`
+	// Connections in the pool; the lease has one more of its own.
+	MaxConns int `koanf:"max_conns"`
+	// Time to wait for a connection.
+	ConnectTimeout time.Duration `koanf:"connect_timeout"`
+	// Longest time of one statement.
+	StatementTimeout time.Duration `koanf:"statement_timeout"`
+}
+
+// RocketMQ is how messages are sent and found (protocol §2, interface §3).
+type RocketMQ struct {
+	// Name servers, each host:port.
+	NameServers []string `koanf:"name_servers"`
+	// Topic of the order messages, as the gateway has it.
+	Topic string `koanf:"topic"`
+	// Consumer group of the order consumer. A wrong one makes every message
+	// look unread or lost; fencer.max_release bounds the harm.
+	ConsumerGroup string `koanf:"consumer_group"`
+	// Tag of the order messages, the same as the gateway's; empty for none.
+	Tag string `koanf:"tag"`
+	// How the order consumer reads. With pop its offsets prove nothing, so
+	// neither "consumed" nor "absent" is ever concluded.
+	ConsumerProtocol string `koanf:"consumer_protocol" oneof:"remoting pop"`
+	// Access key of the brokers' access control; empty for none.
+	AccessKey string `koanf:"access_key"`
+	// Secret key that belongs to it.
+	SecretKey string `koanf:"secret_key" secret:"text"`
+	// TLS to name servers and brokers.
+	TLS RocketMQTLS `koanf:"tls"`
+	// Time to wait for a broker's answer to one send. After it the outcome is
+	// unknown (SEND_UNKNOWN): the message can still be stored later.
+	SendTimeout time.Duration `koanf:"send_timeout"`
+	// Messages sent per second at most, over all topics and scopes.
+	SendRate float64 `koanf:"send_rate"`
+	// Messages in one send request at most.
+	SendBatch int `koanf:"send_batch"`
+	// Time to wait for a broker's or name server's answer to one question.
+	RequestTimeout time.Duration `koanf:"request_timeout"`
+	// How far before a reservation's start a sweep begins: the clocks of Redis
+	// and brokers differ. A skew of over half of it makes the evidence unknown.
+	SweepMargin time.Duration `koanf:"sweep_margin"`
+}
+
+// RocketMQTLS is an encrypted connection to name servers and brokers.
+type RocketMQTLS struct {
+	// Whether to use TLS. The client library encrypts but does not check the
+	// server's certificate: use it inside a network that you trust.
+	Enabled bool `koanf:"enabled"`
+}
+
+// Pass bounds one pass of a worker (protocol §4).
+type Pass struct {
+	// Pause between the starts of two passes; a pass that is still running when
+	// the next is due is not run twice.
+	Every time.Duration `koanf:"every"`
+	// Reservations in one page: one round trip to Redis and one to PostgreSQL.
+	Batch int `koanf:"batch"`
+	// Longest time of one pass; what is left is taken up by the next one.
+	PassLimit time.Duration `koanf:"pass_limit"`
+	// Most reservations in one pass, over all scopes.
+	PassItems int `koanf:"pass_items"`
+}
+
+// Scanner is how unsent reservations are treated (protocol §4).
+type Scanner struct {
+	Pass `koanf:",squash"`
+	// A RESERVED reservation younger than this belongs to its gateway.
+	SendGrace time.Duration `koanf:"send_grace"`
+	// What becomes of a reservation that expired unsent. resend: it is sent for
+	// as long as it takes. release: it is released once its message is proven
+	// absent.
+	Unsent string `koanf:"unsent" oneof:"resend release"`
+	// Times that a broker refuses the message itself (too large, illegal)
+	// before a person is asked. A broker that cannot be reached is not counted.
+	MaxRefusals int64 `koanf:"max_refusals"`
+}
+
+// Fencer is how expired reservations are settled (protocol §3).
+type Fencer struct {
+	Pass `koanf:",squash"`
+	// A message counts as absent only this long after the last attempt to send
+	// it.
+	Settle time.Duration `koanf:"settle"`
+	// Pause before looking again at an unsent reservation, which is the
+	// scanner's.
+	Recheck time.Duration `koanf:"recheck"`
+	// What becomes of a reservation whose message is proven absent. resend: send
+	// it again, at most max_resends times, then release. release: at once.
+	LostMessage string `koanf:"lost_message" oneof:"resend release"`
+	// Times that a lost message is sent again before the release.
+	MaxResends int64 `koanf:"max_resends"`
+	// What becomes of a reservation whose message is in the dead-letter topic.
+	// hold: a task for a person, and release after dead_letter_after. release:
+	// at once.
+	DeadLetter string `koanf:"dead_letter" oneof:"hold release"`
+	// How long a dead letter is held, counted from when the broker stored it.
+	DeadLetterAfter time.Duration `koanf:"dead_letter_after"`
+	// What becomes of a reservation that was to be released but has an order.
+	// auto: it becomes ORDER_CREATED. manual: a person confirms it.
+	Confirm string `koanf:"confirm" oneof:"auto manual"`
+	// A wait for evidence becomes a task this long after the reservation's
+	// expiry.
+	EscalateAfter time.Duration `koanf:"escalate_after"`
+	// First wait before looking again at what cannot be decided; it doubles each
+	// time, with jitter.
+	BackoffMin time.Duration `koanf:"backoff_min"`
+	// Longest such wait.
+	BackoffMax time.Duration `koanf:"backoff_max"`
+	// The halt on releases: beyond it a scope's releases stop and a task
+	// release_storm is opened.
+	MaxRelease MaxRelease `koanf:"max_release"`
+}
+
+// MaxRelease bounds the releases of one scope in a window (protocol §3).
+type MaxRelease struct {
+	// Percent of the units that the scope had reserved at the window's start.
+	Percent float64 `koanf:"percent"`
+	// Releases that are always allowed, however few units are reserved.
+	Min int64 `koanf:"min"`
+	// The window's length.
+	Window time.Duration `koanf:"window"`
+}
+
+// Compensator is how stock is given back (protocol §4).
+type Compensator struct {
+	Pass `koanf:",squash"`
+}
+
+// Reconcile is how both sides are compared (protocol §5).
+type Reconcile struct {
+	// Pause between two rounds. A finding counts only if it is the same in a
+	// later round.
+	Settle time.Duration `koanf:"settle"`
+	// Reservations in one page: one round trip to Redis and one to PostgreSQL.
+	Batch int `koanf:"batch"`
+}
+
+// Lease is the single instance's lock, a PostgreSQL advisory lock on its own
+// connection (protocol §4).
+type Lease struct {
+	// Pause between two tries of an instance that waits.
+	RetryEvery time.Duration `koanf:"retry_every"`
+	// Pause between two checks that the lock is still held; when it is not, all
+	// work stops.
+	CheckEvery time.Duration `koanf:"check_every"`
+}
+
+// Run is the daemon as a process.
+type Run struct {
+	// Time that a stop may take: running passes are told to end and waited for.
+	StopTimeout time.Duration `koanf:"stop_timeout"`
+}
+
+// Admin is the HTTP server (interface §6).
+type Admin struct {
+	// Address to listen on, host:port; empty for no server, port 0 for a free
+	// one.
+	Listen string `koanf:"listen"`
+	// Whether listen may be an address that other machines reach. There is no
+	// login: put a proxy with one in front.
+	AllowRemote bool `koanf:"allow_remote"`
+	// Names, beside localhost and the address listened on, under which requests
+	// may come (the Host header without its port). Others are refused, which
+	// keeps a web page from reading the server through a rebound name.
+	AllowedHosts []string `koanf:"allowed_hosts"`
+	// Time that one readiness check may take.
+	CheckTimeout time.Duration `koanf:"check_timeout"`
+}
+
+// Log is the process's own log, on standard error.
+type Log struct {
+	// Least level that is written.
+	Level string `koanf:"level" oneof:"debug info warn error"`
+	// Lines as text or as JSON objects.
+	Format string `koanf:"format" oneof:"text json"`
+}
+
+// Observe is what logs, metrics and reports may tell (spec §7).
+type Observe struct {
+	// Key of the hash that stands for a user id in logs and reports. Empty: one
+	// drawn at start, so hashes of two processes cannot be compared.
+	UserHashKey string `koanf:"user_hash_key" secret:"text"`
+}
+
+// Default is the settings in force where nothing else is said.
+func Default() Config {
+	p := reservation.DefaultPolicy()
+	return Config{
+		Mode: ModeObserve,
+		Redis: Redis{
+			Addrs:          []string{"127.0.0.1:6379"},
+			Mode:           RedisAuto,
+			DialTimeout:    2 * time.Second,
+			CommandTimeout: 2 * time.Second,
+			PoolSize:       10,
+		},
+		Postgres: Postgres{
+			URL:              "postgres://127.0.0.1:5432/seckill",
+			MaxConns:         8,
+			ConnectTimeout:   3 * time.Second,
+			StatementTimeout: 10 * time.Second,
+		},
+		RocketMQ: RocketMQ{
+			NameServers:      []string{"127.0.0.1:9876"},
+			Topic:            "seckill-order",
+			ConsumerGroup:    "seckill-order-consumer",
+			ConsumerProtocol: ProtocolRemoting,
+			SendTimeout:      3 * time.Second,
+			SendRate:         2000,
+			SendBatch:        32,
+			RequestTimeout:   3 * time.Second,
+			SweepMargin:      5 * time.Minute,
+		},
+		Scanner: Scanner{
+			Pass:        Pass{Every: time.Second, Batch: 256, PassLimit: 10 * time.Second, PassItems: 20_000},
+			SendGrace:   p.SendGrace,
+			Unsent:      p.Unsent,
+			MaxRefusals: p.MaxRefusals,
+		},
+		Fencer: Fencer{
+			Pass:            Pass{Every: 5 * time.Second, Batch: 256, PassLimit: 30 * time.Second, PassItems: 50_000},
+			Settle:          p.Settle,
+			Recheck:         p.Recheck,
+			LostMessage:     p.LostMessage,
+			MaxResends:      p.MaxResends,
+			DeadLetter:      p.DeadLetter,
+			DeadLetterAfter: p.DeadLetterAfter,
+			Confirm:         p.Confirm,
+			EscalateAfter:   p.EscalateAfter,
+			BackoffMin:      p.BackoffMin,
+			BackoffMax:      p.BackoffMax,
+			MaxRelease:      MaxRelease{Percent: 5, Min: 20, Window: 10 * time.Minute},
+		},
+		Compensator: Compensator{
+			Pass: Pass{Every: time.Second, Batch: 256, PassLimit: 10 * time.Second, PassItems: 50_000},
+		},
+		Reconcile: Reconcile{Settle: 5 * time.Second, Batch: 1000},
+		Lease:     Lease{RetryEvery: 2 * time.Second, CheckEvery: time.Second},
+		Run:       Run{StopTimeout: 20 * time.Second},
+		Admin: Admin{
+			Listen:       "127.0.0.1:8642",
+			CheckTimeout: 2 * time.Second,
+		},
+		Log: Log{Level: "info", Format: "text"},
+	}
+}
+
+// Policy is the part of the settings that [reservation.Decide] rests on
+// (protocol §3).
+func (c Config) Policy() reservation.Policy {
+	return reservation.Policy{
+		SendGrace:       c.Scanner.SendGrace,
+		Settle:          c.Fencer.Settle,
+		Recheck:         c.Fencer.Recheck,
+		LostMessage:     c.Fencer.LostMessage,
+		MaxResends:      c.Fencer.MaxResends,
+		DeadLetter:      c.Fencer.DeadLetter,
+		DeadLetterAfter: c.Fencer.DeadLetterAfter,
+		Confirm:         c.Fencer.Confirm,
+		EscalateAfter:   c.Fencer.EscalateAfter,
+		Unsent:          c.Scanner.Unsent,
+		MaxRefusals:     c.Scanner.MaxRefusals,
+		BackoffMin:      c.Fencer.BackoffMin,
+		BackoffMax:      c.Fencer.BackoffMax,
+	}
+}

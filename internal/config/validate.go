@@ -1,0 +1,271 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"net/url"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/seckill/reconciler/reservation"
+)
+
+// minInterval is the shortest pause between passes and checks: below it a
+// worker would do nothing but start.
+const minInterval = 10 * time.Millisecond
+
+// checker collects what is wrong with a Config.
+type checker struct{ errs []error }
+
+func (c *checker) fail(path, format string, args ...any) {
+	c.errs = append(c.errs, fmt.Errorf("%s: "+format, append([]any{path}, args...)...))
+}
+
+// Validate reports every setting that is out of its range and every pair that
+// contradicts each other, all at once. Its messages name the path and contain
+// no secret.
+func (c Config) Validate() error {
+	k := &checker{}
+	k.words(c)
+	k.policy(c.Policy())
+	k.redis(c.Redis)
+	k.postgres(c.Postgres)
+	k.rocketmq(c.RocketMQ)
+	k.workers(c)
+	k.admin(c.Admin)
+	k.interval("lease.retry_every", c.Lease.RetryEvery)
+	k.interval("lease.check_every", c.Lease.CheckEvery)
+	k.positive("run.stop_timeout", c.Run.StopTimeout)
+	return errors.Join(k.errs...)
+}
+
+// words checks the settings that are one of a few words.
+func (k *checker) words(c Config) {
+	v := reflect.ValueOf(c)
+	for _, f := range fields {
+		if len(f.oneOf) == 0 {
+			continue
+		}
+		if got := v.FieldByIndex(f.index).String(); !slices.Contains(f.oneOf, got) {
+			k.fail(f.path, "%q is not one of %s", got, strings.Join(f.oneOf, ", "))
+		}
+	}
+}
+
+// policy checks what words does not.
+func (k *checker) policy(p reservation.Policy) {
+	d := reservation.DefaultPolicy()
+	p.LostMessage, p.DeadLetter, p.Confirm, p.Unsent = d.LostMessage, d.DeadLetter, d.Confirm, d.Unsent
+	if err := p.Validate(); err != nil {
+		k.errs = append(k.errs, err)
+	}
+}
+
+func (k *checker) redis(r Redis) {
+	k.hostPorts("redis.addrs", r.Addrs)
+	k.tls("redis.tls", r.TLS)
+	k.positive("redis.dial_timeout", r.DialTimeout)
+	k.positive("redis.command_timeout", r.CommandTimeout)
+	k.atLeast("redis.pool_size", r.PoolSize, 1)
+	switch s := r.Sentinel; {
+	case r.Mode == RedisSentinel && s.Master == "":
+		k.fail("redis.sentinel.master", "is not set, but redis.mode is sentinel: name the master set")
+	case s.Master != "" && (r.Mode == RedisStandalone || r.Mode == RedisCluster):
+		k.fail("redis.sentinel.master", "is set, but redis.mode is %s: remove one of them", r.Mode)
+	case s.Master == "" && (s.Username != "" || s.Password != ""):
+		k.fail("redis.sentinel.master", "is not set, but a user or password of the sentinels is")
+	}
+	if r.Mode == RedisStandalone && len(r.Addrs) > 1 {
+		k.fail("redis.addrs", "names %d servers, but redis.mode is standalone: name one, or choose another mode", len(r.Addrs))
+	}
+	if r.Username != "" && r.Password == "" {
+		k.fail("redis.password", "is not set, but redis.username is")
+	}
+}
+
+func (k *checker) tls(path string, t TLS) {
+	if !t.Enabled && (t.CAFile != "" || t.CertFile != "" || t.KeyFile != "" || t.ServerName != "") {
+		k.fail(path+".enabled", "is false, but other settings of %s are given", path)
+	}
+	if (t.CertFile == "") != (t.KeyFile == "") {
+		k.fail(path+".cert_file", "and %s.key_file belong together: give both or none", path)
+	}
+}
+
+func (k *checker) postgres(p Postgres) {
+	if p.URL == "" {
+		k.fail("postgres.url", "is empty")
+	} else {
+		k.connString("postgres.url", p.URL)
+	}
+	if p.MigrateURL != "" {
+		k.connString("postgres.migrate_url", p.MigrateURL)
+	}
+	k.atLeast("postgres.max_conns", p.MaxConns, 2)
+	if p.MaxConns > math.MaxInt32 {
+		k.fail("postgres.max_conns", "%d is too many", p.MaxConns)
+	}
+	k.positive("postgres.connect_timeout", p.ConnectTimeout)
+	k.positive("postgres.statement_timeout", p.StatementTimeout)
+}
+
+// connString checks what can be checked without connecting. The causes are not
+// passed on as they are, since they may quote the string.
+func (k *checker) connString(path, text string) {
+	if strings.Contains(text, "://") {
+		if u, err := url.Parse(text); err != nil || (u.Scheme != "postgres" && u.Scheme != "postgresql") {
+			k.fail(path, "is not a URL of the form postgres://user:password@host:port/database")
+			return
+		}
+	}
+	if _, err := pgconn.ParseConfig(text); err != nil {
+		cause := errors.Unwrap(err)
+		if cause == nil {
+			k.fail(path, "is not a connection string")
+			return
+		}
+		k.fail(path, "is not a usable connection string: %s", redact(cause.Error(), text))
+	}
+}
+
+// rocketmqName is what the brokers accept as a topic or group name.
+var rocketmqName = regexp.MustCompile(`^[%|a-zA-Z0-9_-]{1,127}$`)
+
+func (k *checker) rocketmq(r RocketMQ) {
+	k.hostPorts("rocketmq.name_servers", r.NameServers)
+	for _, n := range []struct{ path, name string }{
+		{"rocketmq.topic", r.Topic},
+		{"rocketmq.consumer_group", r.ConsumerGroup},
+	} {
+		if !rocketmqName.MatchString(n.name) {
+			k.fail(n.path, "%q is not a name: 1 to 127 of letters, digits, _, -, %% and |", n.name)
+		}
+	}
+	if strings.Contains(r.Tag, "|") || strings.TrimSpace(r.Tag) != r.Tag {
+		k.fail("rocketmq.tag", "%q is not one tag", r.Tag)
+	}
+	if (r.AccessKey == "") != (r.SecretKey == "") {
+		k.fail("rocketmq.access_key", "and rocketmq.secret_key belong together: give both or none")
+	}
+	k.positive("rocketmq.send_timeout", r.SendTimeout)
+	k.positive("rocketmq.request_timeout", r.RequestTimeout)
+	k.positive("rocketmq.sweep_margin", r.SweepMargin)
+	if !(r.SendRate > 0) || math.IsInf(r.SendRate, 0) {
+		k.fail("rocketmq.send_rate", "%v is not above 0", r.SendRate)
+	}
+	k.atLeast("rocketmq.send_batch", r.SendBatch, 1)
+}
+
+func (k *checker) workers(c Config) {
+	k.pass("scanner", c.Scanner.Pass)
+	k.pass("fencer", c.Fencer.Pass)
+	k.pass("compensator", c.Compensator.Pass)
+	m := c.Fencer.MaxRelease
+	if !(m.Percent >= 0 && m.Percent <= 100) {
+		k.fail("fencer.max_release.percent", "%v is not between 0 and 100", m.Percent)
+	}
+	if m.Min < 0 {
+		k.fail("fencer.max_release.min", "%d is negative", m.Min)
+	}
+	k.positive("fencer.max_release.window", m.Window)
+	k.positive("reconcile.settle", c.Reconcile.Settle)
+	k.atLeast("reconcile.batch", c.Reconcile.Batch, 1)
+}
+
+func (k *checker) pass(worker string, p Pass) {
+	k.interval(worker+".every", p.Every)
+	k.atLeast(worker+".batch", p.Batch, 1)
+	k.positive(worker+".pass_limit", p.PassLimit)
+	if p.PassItems < p.Batch {
+		k.fail(worker+".pass_items", "%d is below %s.batch %d", p.PassItems, worker, p.Batch)
+	}
+}
+
+func (k *checker) admin(a Admin) {
+	k.positive("admin.check_timeout", a.CheckTimeout)
+	for _, h := range a.AllowedHosts {
+		if strings.ContainsAny(h, ":/ ") {
+			k.fail("admin.allowed_hosts", "%q is not a host name without a port", h)
+		}
+	}
+	if a.Listen == "" {
+		return
+	}
+	host, _, err := splitHostPort(a.Listen)
+	if err != nil {
+		k.fail("admin.listen", "%q is not host:port: %w", a.Listen, err)
+		return
+	}
+	if !a.AllowRemote && !isLoopback(host) {
+		k.fail("admin.listen", "%s can be reached from other machines and there is no login: "+
+			"use a loopback address such as 127.0.0.1, or set admin.allow_remote", a.Listen)
+	}
+}
+
+func isLoopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback()
+}
+
+func (k *checker) hostPorts(path string, addrs []string) {
+	if len(addrs) == 0 {
+		k.fail(path, "is empty: name at least one host:port")
+	}
+	for _, addr := range addrs {
+		host, port, err := splitHostPort(addr)
+		if err == nil && host == "" {
+			err = errors.New("host missing")
+		}
+		if err == nil && port == 0 {
+			err = errors.New("port 0")
+		}
+		if err != nil {
+			k.fail(path, "%q is not host:port: %w", addr, err)
+		}
+	}
+}
+
+func splitHostPort(addr string) (string, uint16, error) {
+	host, text, err := net.SplitHostPort(addr)
+	if ae, ok := errors.AsType[*net.AddrError](err); ok {
+		return "", 0, errors.New(ae.Err)
+	}
+	if err != nil {
+		return "", 0, err
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return "", 0, fmt.Errorf("port %q is not a number below 65536", text)
+	}
+	return host, uint16(port), nil
+}
+
+func (k *checker) positive(path string, d time.Duration) {
+	if d <= 0 {
+		k.fail(path, "%s is not above 0", formatDuration(d))
+	}
+}
+
+func (k *checker) interval(path string, d time.Duration) {
+	if d < minInterval {
+		k.fail(path, "%s is below %s", formatDuration(d), minInterval)
+	}
+}
+
+func (k *checker) atLeast(path string, n, least int) {
+	if n < least {
+		k.fail(path, "%d is below %d", n, least)
+	}
+}
