@@ -1,0 +1,134 @@
+package pass
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seckill/reconciler/reservation"
+)
+
+// Effects runs script calls. Each chain belongs to one reservation and is run
+// in its order; chains are independent of each other, and every effect has a
+// result.
+type Effects interface {
+	Apply(ctx context.Context, chains [][]reservation.Effect) [][]reservation.Applied
+}
+
+// Actor carries decisions out.
+type Actor struct {
+	Effects Effects
+	// Observe decides, counts and reports, and changes nothing (protocol §3).
+	Observe bool
+}
+
+// Carry runs the effects of the cases and defers those that a script refused
+// or that could not be run. It returns the cases whose effects are in force.
+func (a *Actor) Carry(ctx context.Context, cases []Case, tally *Tally) []Case {
+	if a.Observe || len(cases) == 0 {
+		return nil
+	}
+	chains := make([][]reservation.Effect, len(cases))
+	for i, c := range cases {
+		chains[i] = c.Effects()
+	}
+	var done, failed []Case
+	for i, applied := range a.Effects.Apply(ctx, chains) {
+		if note(cases[i], applied, tally) {
+			done = append(done, cases[i])
+		} else if cases[i].Action.Verb != reservation.VerbWait {
+			failed = append(failed, cases[i])
+		}
+	}
+	a.Defer(ctx, failed, tally)
+	return done
+}
+
+// Defer moves the cases' scores forward, to where their decisions say, so that
+// a member that cannot be helped now never blocks those behind it.
+func (a *Actor) Defer(ctx context.Context, cases []Case, tally *Tally) {
+	if a.Observe || len(cases) == 0 {
+		return
+	}
+	chains := make([][]reservation.Effect, len(cases))
+	for i, c := range cases {
+		e := c.Member().Defer(c.Index, c.Action.DeferMS)
+		if c.Action.Verb != reservation.VerbWait {
+			// Part of the effects may be in force: the status is not what was read.
+			e.Expected = reservation.ExpectAny
+		}
+		chains[i] = []reservation.Effect{e}
+	}
+	for i, applied := range a.Effects.Apply(ctx, chains) {
+		note(cases[i], applied, tally)
+	}
+}
+
+// Reindex puts members back into the indexes that their status calls for, so
+// that the worker whose business they are can find them.
+func (a *Actor) Reindex(ctx context.Context, cases []Case, tally *Tally) {
+	if a.Observe || len(cases) == 0 {
+		return
+	}
+	chains := make([][]reservation.Effect, len(cases))
+	for i, c := range cases {
+		chains[i] = []reservation.Effect{{Op: reservation.OpReindex, Scope: c.Member().Scope, ID: c.Member().ID}}
+	}
+	for i, applied := range a.Effects.Apply(ctx, chains) {
+		note(cases[i], applied, tally)
+	}
+}
+
+// note counts the results of one case's effects; true when all are in force.
+// A chain is judged by its last effect: a step before it that was refused
+// because the reservation is further already does no harm.
+func note(c Case, applied []reservation.Applied, tally *Tally) bool {
+	if len(applied) == 0 {
+		return true
+	}
+	for _, a := range applied {
+		if a.Result == reservation.Failed {
+			tally.Did(DoneFailed, 1)
+			tally.Failed(fmt.Errorf("%s reservation %s of %s: %w", a.Effect.Op, a.Effect.ID, a.Effect.Scope, a.Err))
+			return false
+		}
+	}
+	last := applied[len(applied)-1]
+	switch {
+	case last.Result == reservation.Changed:
+		tally.Did(doneName(last.Effect), 1)
+	case last.Result == reservation.Refused && last.Effect.Op == reservation.OpDefer:
+		// The member moved on meanwhile, or is gone: nothing to wait for.
+	case last.Result == reservation.Refused:
+		tally.Did(DoneRefused, 1)
+		if last.Effect.Op == reservation.OpCompensate && last.Code == codeInvariantViolation {
+			tally.Task(c.Member().Scope, "invariant_broken", "compensate", c.Member().ID)
+		}
+	}
+	return last.Done()
+}
+
+// codeInvariantViolation is compensate.lua's answer when the scope's stock
+// does not add up: giving a unit back would make it worse.
+const codeInvariantViolation = "INVARIANT_VIOLATION"
+
+func doneName(e reservation.Effect) string {
+	switch e.Op {
+	case reservation.OpCompensate:
+		return DoneReleased
+	case reservation.OpConfirm:
+		return DoneConfirmed
+	case reservation.OpUnindex:
+		return DoneUnindexed
+	case reservation.OpReindex:
+		return DoneReindexed
+	case reservation.OpDefer:
+		return DoneDeferred
+	case reservation.OpTransition:
+		if e.To == reservation.StatusOrderCreated {
+			return DoneOrderCreated
+		}
+		return "to_" + string(e.To)
+	default:
+		return string(e.Op)
+	}
+}

@@ -1,0 +1,170 @@
+package pass
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/seckill/reconciler/reservation"
+)
+
+// Decision counts decisions alike: the row of the table of protocol §3, what
+// it asks for, and why.
+type Decision struct {
+	Row   int              `json:"row"`
+	Verb  reservation.Verb `json:"verb"`
+	Cause string           `json:"cause"`
+}
+
+// Names under which [Tally.Done] counts what a pass did.
+const (
+	DoneDeferred     = "deferred"
+	DoneUnindexed    = "unindexed"
+	DoneReindexed    = "reindexed"
+	DoneOrderCreated = "order_created"
+	DoneConfirmed    = "confirmed"
+	DoneReleased     = "released"
+	DoneFenced       = "fenced"
+	DoneFenceLost    = "fence_lost"
+	DoneSent         = "sent"
+	DoneResent       = "resent"
+	DoneSendUnknown  = "send_unknown"
+	DoneSendBlocked  = "send_blocked"
+	DoneSendRefused  = "send_refused"
+	DoneRefused      = "refused" // a script found another state than the decision rested on
+	DoneFailed       = "failed"  // a script that could not be run, or of unknown outcome
+	DoneHalted       = "halted"  // a release that max_release or another halt holds back
+)
+
+// Tally is the counted result of a pass. It is not safe for concurrent use.
+type Tally struct {
+	Seen      int              // members looked at
+	Decisions map[Decision]int // of those decided
+	Done      map[string]int   // effects by name
+	Unknown   int              // decisions that rested on UNKNOWN evidence
+	Complete  bool             // every due range was walked to its end
+
+	tasks map[taskKey]*reservation.TaskReport
+	errs  []error
+}
+
+type taskKey struct{ kind, scope, cause string }
+
+// sampleSize bounds the reservation ids that a task report names.
+const sampleSize = 10
+
+// NewTally is an empty tally.
+func NewTally() *Tally {
+	return &Tally{Decisions: map[Decision]int{}, Done: map[string]int{}, tasks: map[taskKey]*reservation.TaskReport{}}
+}
+
+// Decided counts one decision and notes its task.
+func (t *Tally) Decided(m reservation.Member, a reservation.Action, unknown bool) {
+	t.Seen++
+	t.Decisions[Decision{a.Row, a.Verb, a.Cause}]++
+	if unknown {
+		t.Unknown++
+	}
+	if a.Task != nil {
+		t.Task(m.Scope, a.Task.Kind, a.Task.Cause, m.ID)
+	}
+}
+
+// Did counts n effects of a name.
+func (t *Tally) Did(name string, n int) {
+	if n != 0 {
+		t.Done[name] += n
+	}
+}
+
+// Task notes that a person is asked, once per (kind, scope, cause) however
+// many members ask for it (protocol §3). The zero scope is the whole
+// installation.
+func (t *Tally) Task(s reservation.Scope, kind, cause, subject string) {
+	tag := ""
+	if s != (reservation.Scope{}) {
+		tag = s.Tag()
+	}
+	key := taskKey{kind, tag, cause}
+	report := t.tasks[key]
+	if report == nil {
+		report = &reservation.TaskReport{Kind: kind, Scope: tag, Cause: cause}
+		t.tasks[key] = report
+	}
+	report.Count++
+	if len(report.Sample) < sampleSize && subject != "" {
+		report.Sample = append(report.Sample, subject)
+	}
+}
+
+// Tasks are the reports noted, in a fixed order.
+func (t *Tally) Tasks() []reservation.TaskReport {
+	reports := make([]reservation.TaskReport, 0, len(t.tasks))
+	for _, r := range t.tasks {
+		reports = append(reports, *r)
+	}
+	slices.SortFunc(reports, func(a, b reservation.TaskReport) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Cause, b.Cause))
+	})
+	return reports
+}
+
+// Failed notes an error that did not end the pass: one bad scope, page or item
+// never stops the others.
+func (t *Tally) Failed(err error) {
+	if err != nil {
+		t.errs = append(t.errs, err)
+	}
+}
+
+// Err joins the errors noted.
+func (t *Tally) Err() error { return errors.Join(t.errs...) }
+
+// ByRow sums the decisions per row, keyed as the rows are shown.
+func (t *Tally) ByRow() map[string]int {
+	rows := map[string]int{}
+	for d, n := range t.Decisions {
+		rows[RowName(d.Row)] += n
+	}
+	return rows
+}
+
+// RowName is how a row of the table is shown: its number, or "orphan".
+func RowName(row int) string {
+	if row == reservation.RowOrphan {
+		return "orphan"
+	}
+	return strconv.Itoa(row)
+}
+
+// Counts flattens the tally for logs, metrics and the job table: what was
+// done, and how many members were seen.
+func (t *Tally) Counts() map[string]int {
+	counts := maps.Clone(t.Done)
+	counts["seen"] = t.Seen
+	if t.Unknown > 0 {
+		counts["unknown"] = t.Unknown
+	}
+	return counts
+}
+
+// RestsOnUnknown says whether a decision was a wait for evidence that could
+// not be read: such a pass is incomplete, not clean (interface §7).
+func RestsOnUnknown(in reservation.Input, a reservation.Action) bool {
+	if a.Verb != reservation.VerbWait || a.Row == reservation.RowOrphan || a.Row == 0 {
+		return false
+	}
+	if a.Row == 2 {
+		return in.Orders.State != reservation.OrderContradictory
+	}
+	if !reservation.NeedsMessages(in) {
+		return false
+	}
+	switch in.Messages.State {
+	case reservation.MessagePending, reservation.MessageRetrying, reservation.MessageDead:
+		return false
+	}
+	return a.Task == nil || a.Task.Kind != reservation.TaskSendRefused
+}
