@@ -44,7 +44,7 @@ type Options struct {
 type Scheduler struct {
 	opts   Options
 	cron   *cron.Cron
-	base   context.Context // ends when the scheduler stops
+	base   context.Context //nolint:containedctx // the scheduler's life, to which every run is bound
 	cancel context.CancelFunc
 
 	mu      sync.Mutex
@@ -277,7 +277,8 @@ func (s *Scheduler) try(ctx context.Context, e *entry, manual bool) (Run, error)
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(s.base, cancel)() // a run by hand ends with the scheduler, too
+	detach := context.AfterFunc(s.base, cancel) // a run by hand ends with the scheduler, too
+	defer detach()
 	ctx, cancelLimit := context.WithTimeout(ctx, e.job.Limit)
 	defer cancelLimit()
 

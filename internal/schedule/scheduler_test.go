@@ -200,8 +200,10 @@ func TestStopCancelsAndWaits(t *testing.T) {
 func TestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{Logger: quiet()})
-		add(t, s, Job{Name: "fencer", Schedule: "@every 1h", Limit: 30 * time.Second,
-			Run: func(ctx context.Context) (Result, error) { <-ctx.Done(); return nil, ctx.Err() }})
+		add(t, s, Job{
+			Name: "fencer", Schedule: "@every 1h", Limit: 30 * time.Second,
+			Run: func(ctx context.Context) (Result, error) { <-ctx.Done(); return nil, ctx.Err() },
+		})
 		run, err := s.Run(t.Context(), "fencer")
 		if run.Outcome != TimedOut || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%+v, %v", run, err)
@@ -277,16 +279,29 @@ func TestPause(t *testing.T) {
 
 // gate refuses with err, or lets one in and counts those who left.
 type gate struct {
+	mu      sync.Mutex
 	err     error
 	in, out int
 }
 
+func (g *gate) set(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.err = err
+}
+
 func (g *gate) Enter(context.Context, string, bool) (func(), error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	if g.err != nil {
 		return nil, g.err
 	}
 	g.in++
-	return func() { g.out++ }, nil
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.out++
+	}, nil
 }
 
 func TestGate(t *testing.T) {
@@ -300,11 +315,9 @@ func TestGate(t *testing.T) {
 		}
 		start(t, s)
 		time.Sleep(100 * time.Millisecond)
-		synctest.Wait()
-		g.err = errors.New("database unreachable")
+		g.set(errors.New("database unreachable"))
 		time.Sleep(time.Second)
-		synctest.Wait()
-		g.err = nil
+		g.set(nil)
 		time.Sleep(time.Second)
 		stop(t, s)
 		if n != 1 || g.in != 1 || g.out != 1 {
@@ -407,7 +420,7 @@ func TestLifecycleStress(t *testing.T) {
 				defer active.Add(-1)
 				select {
 				case <-ctx.Done():
-				case <-time.After(time.Duration(rand.IntN(3)) * time.Millisecond): //nolint:gosec // a test's jitter
+				case <-time.After(time.Duration(rand.IntN(3)) * time.Millisecond):
 				}
 				return nil, ctx.Err()
 			}})
