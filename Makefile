@@ -1,0 +1,85 @@
+# Bare `make` lists the targets. Everything that is started or fetched stays under .run and .bin.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS   += --no-print-directory
+
+GO            ?= go
+GOLANGCI_LINT := .bin/golangci-lint
+GOLANGCI_LINT_VERSION := v2.15.0
+DEVSTACK      := .bin/devstack
+RECONCILER    := .bin/reconciler
+
+# make up CLUSTER=1 BROKERS=2
+CLUSTER ?=
+BROKERS ?= 1
+# make test PKG=./internal/... TESTFLAGS='-run X -v'
+PKG       ?= ./...
+TESTFLAGS ?=
+
+# Two packages at a time: they share one stack, and a machine may have two cores.
+GOTEST    := $(GO) test -timeout 10m -p 2
+WITH_TEST_STACK = $(DEVSTACK) with --dir .run/test --for-tests --
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: up
+up: $(DEVSTACK) $(if $(wildcard cmd/reconciler/main.go),build) ## start Redis, PostgreSQL and RocketMQ, write .run/env (CLUSTER=1, BROKERS=2)
+	@$(DEVSTACK) up $(if $(CLUSTER),--cluster) --brokers $(BROKERS) $(if $(wildcard cmd/reconciler/main.go),--binary $(RECONCILER))
+	@if [ -e cmd/reconciler/migrate.go ]; then . .run/env && $(RECONCILER) migrate up --with-reference >&2; fi
+
+.PHONY: down
+down: $(DEVSTACK) ## end what `make up` started and remove its data
+	@$(DEVSTACK) down
+
+.PHONY: test
+test: $(DEVSTACK) $(GOLANGCI_LINT) ## vet, lint and test on real services (PKG=./lua/..., TESTFLAGS='-run X')
+	$(GO) vet ./...
+	$(GOLANGCI_LINT) config verify
+	$(GOLANGCI_LINT) run ./...
+	$(WITH_TEST_STACK) $(GOTEST) $(TESTFLAGS) $(PKG)
+
+.PHONY: test-slow
+test-slow: $(DEVSTACK) ## only the slow tests: faults and installation
+	$(WITH_TEST_STACK) $(GO) test -timeout 30m -p 1 -tags slow -run '^TestSlow' $(TESTFLAGS) $(PKG)
+
+.PHONY: test-all
+test-all: test test-slow ## everything: test and test-slow
+
+.PHONY: test-up
+test-up: $(DEVSTACK) ## start the shared test stack and leave it running, for `go test` by hand
+	@$(DEVSTACK) up --dir .run/test --for-tests
+
+.PHONY: test-down
+test-down: $(DEVSTACK) ## end the shared test stack
+	@$(DEVSTACK) down --dir .run/test
+
+.PHONY: lint
+lint: $(GOLANGCI_LINT) ## run the linters (make lint FIX=1 corrects what it can)
+	$(GOLANGCI_LINT) config verify
+	$(GOLANGCI_LINT) run $(if $(FIX),--fix) ./...
+
+.PHONY: cover
+cover: $(DEVSTACK) ## test with coverage of all packages, written to coverage.out
+	$(WITH_TEST_STACK) $(GOTEST) -coverpkg ./... -coverprofile coverage.out $(TESTFLAGS) $(PKG)
+	$(GO) tool cover -func coverage.out | tail -1
+
+.PHONY: clean
+clean: down test-down ## end all stacks and remove what was built and fetched
+	rm -rf .bin .run dist coverage.out
+
+# Compiling them again is a cache hit if nothing changed.
+.PHONY: $(DEVSTACK) $(RECONCILER)
+$(DEVSTACK):
+	@$(GO) build -o $@ ./internal/devstack/cmd/devstack
+
+# A tool is fetched once per version: the version is part of what is checked.
+.PHONY: $(GOLANGCI_LINT)
+$(GOLANGCI_LINT):
+	@if ! $@ version --short 2>/dev/null | grep -qx '$(GOLANGCI_LINT_VERSION:v%=%)'; then \
+		echo 'building golangci-lint $(GOLANGCI_LINT_VERSION), which takes two minutes once' >&2; \
+		GOBIN='$(CURDIR)/.bin' $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION); \
+	fi
