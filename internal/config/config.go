@@ -174,27 +174,26 @@ type RocketMQ struct {
 	AccessKey string `koanf:"access_key"`
 	// Secret key that belongs to it.
 	SecretKey string `koanf:"secret_key" secret:"text"`
-	// TLS to name servers and brokers.
-	TLS RocketMQTLS `koanf:"tls"`
-	// Time to wait for a broker's answer to one send. After it the outcome is
-	// unknown (SEND_UNKNOWN): the message can still be stored later.
-	SendTimeout time.Duration `koanf:"send_timeout"`
-	// Messages sent per second at most, over all topics and scopes.
-	SendRate float64 `koanf:"send_rate"`
-	// Messages in one send request at most.
-	SendBatch int `koanf:"send_batch"`
-	// Time to wait for a broker's or name server's answer to one question.
+	// TLS to name servers and brokers. Where evidence is read, the servers are
+	// verified; for sending, the client library encrypts but verifies nobody.
+	TLS TLS `koanf:"tls"`
+	// Time to wait for a connection.
+	DialTimeout time.Duration `koanf:"dial_timeout"`
+	// Time to wait for the answer to one question.
 	RequestTimeout time.Duration `koanf:"request_timeout"`
+	// Time to wait for the answer to one send. After it the outcome is unknown
+	// (SEND_UNKNOWN): the message can still be stored later.
+	SendTimeout time.Duration `koanf:"send_timeout"`
+	// Messages sent per second at most, over all scopes.
+	SendRate float64 `koanf:"send_rate"`
+	// Sends under way at once at most.
+	SendConcurrency int `koanf:"send_concurrency"`
 	// How far before a reservation's start a sweep begins: the clocks of Redis
 	// and brokers differ. A skew of over half of it makes the evidence unknown.
 	SweepMargin time.Duration `koanf:"sweep_margin"`
-}
-
-// RocketMQTLS is an encrypted connection to name servers and brokers.
-type RocketMQTLS struct {
-	// Whether to use TLS. The client library encrypts but does not check the
-	// server's certificate: use it inside a network that you trust.
-	Enabled bool `koanf:"enabled"`
+	// Messages of the sweep's window that are remembered at most, 8 bytes each. A
+	// window that does not fit makes the evidence unknown.
+	MaxSweepMessages int64 `koanf:"max_sweep_messages"`
 }
 
 // Pass bounds one pass of a worker (protocol §4).
@@ -354,11 +353,13 @@ func Default() Config {
 			Topic:            "seckill-order",
 			ConsumerGroup:    "seckill-order-consumer",
 			ConsumerProtocol: ProtocolRemoting,
-			SendTimeout:      3 * time.Second,
-			SendRate:         2000,
-			SendBatch:        32,
+			DialTimeout:      time.Second,
 			RequestTimeout:   3 * time.Second,
+			SendTimeout:      3 * time.Second,
+			SendRate:         5000,
+			SendConcurrency:  64,
 			SweepMargin:      5 * time.Minute,
+			MaxSweepMessages: 8_000_000,
 		},
 		Scanner: Scanner{
 			Pass:        Pass{Every: time.Second, Batch: 256, PassLimit: 10 * time.Second, PassItems: 20_000},

@@ -156,13 +156,18 @@ func (k *checker) rocketmq(r RocketMQ) {
 	if (r.AccessKey == "") != (r.SecretKey == "") {
 		k.fail("rocketmq.access_key", "and rocketmq.secret_key belong together: give both or none")
 	}
-	k.positive("rocketmq.send_timeout", r.SendTimeout)
+	k.tls("rocketmq.tls", r.TLS)
+	k.positive("rocketmq.dial_timeout", r.DialTimeout)
 	k.positive("rocketmq.request_timeout", r.RequestTimeout)
+	k.positive("rocketmq.send_timeout", r.SendTimeout)
 	k.positive("rocketmq.sweep_margin", r.SweepMargin)
 	if !(r.SendRate > 0) || math.IsInf(r.SendRate, 0) {
 		k.fail("rocketmq.send_rate", "%v is not above 0", r.SendRate)
 	}
-	k.atLeast("rocketmq.send_batch", r.SendBatch, 1)
+	k.atLeast("rocketmq.send_concurrency", r.SendConcurrency, 1)
+	if r.MaxSweepMessages < 1 {
+		k.fail("rocketmq.max_sweep_messages", "%d is below 1", r.MaxSweepMessages)
+	}
 }
 
 func (k *checker) workers(c Config) {

@@ -50,7 +50,7 @@ func (j Job) validate() error {
 }
 
 // Result is what one run did: how many items met which fate.
-type Result map[string]int64
+type Result map[string]int
 
 // Changed says whether the run did anything worth a line in the log.
 func (r Result) Changed() bool {
@@ -67,7 +67,7 @@ func (r Result) LogValue() slog.Value {
 	var attrs []slog.Attr
 	for _, name := range slices.Sorted(maps.Keys(r)) {
 		if r[name] != 0 {
-			attrs = append(attrs, slog.Int64(name, r[name]))
+			attrs = append(attrs, slog.Int(name, r[name]))
 		}
 	}
 	return slog.GroupValue(attrs...)
