@@ -28,7 +28,7 @@ const rootFile = "../../config.yaml"
 func TestConfigFile(t *testing.T) {
 	want := generate(t)
 	if *update {
-		if err := os.WriteFile(rootFile, want, 0o644); err != nil { //nolint:gosec // a documentation file
+		if err := os.WriteFile(rootFile, want, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -120,7 +120,7 @@ type loader struct {
 	errs    []error
 }
 
-func (l *loader) fail(format string, args ...any) {
+func (l *loader) failf(format string, args ...any) {
 	l.errs = append(l.errs, fmt.Errorf(format, args...))
 }
 
@@ -140,7 +140,7 @@ func (l *loader) addFile(name string) error {
 			}
 		case isSection(key):
 			if value != nil && !isEmptyMap(value) {
-				l.fail("%s: %s: is a section, not a setting", name, key)
+				l.failf("%s: %s: is a section, not a setting", name, key)
 			}
 		default:
 			l.unknown(name+": "+key, key, false)
@@ -180,7 +180,7 @@ func (l *loader) addEnvironment(environ []string) {
 		},
 	})
 	if _, err := provider.Read(); err != nil {
-		l.fail("environment: %w", err)
+		l.failf("environment: %w", err)
 		return
 	}
 	l.add(values, func(path string) string { return variables[path] })
@@ -220,7 +220,7 @@ func (l *loader) add(values map[string]any, origin func(path string) string) {
 		l.origins[path] = origin(path)
 	}
 	if err := l.tree.Load(confmap.Provider(values, delim), nil); err != nil {
-		l.fail("merge settings: %w", err)
+		l.failf("merge settings: %w", err)
 	}
 }
 
@@ -237,14 +237,14 @@ func (l *loader) readSecrets(values map[string]any, origin func(path string) str
 		text, ok := name.(string)
 		switch _, both := values[f.path]; {
 		case !ok:
-			l.fail("%s: %s: want the name of a file", from, at)
+			l.failf("%s: %s: want the name of a file", from, at)
 		case text == "":
 		case both:
-			l.fail("%s: %s and %s are both given: give one", from, f.path, at)
+			l.failf("%s: %s and %s are both given: give one", from, f.path, at)
 		default:
-			secret, err := os.ReadFile(text) //nolint:gosec // the operator names the file
+			secret, err := os.ReadFile(text)
 			if err != nil {
-				l.fail("%s: %s: read %s: %w", from, at, text, pathCause(err))
+				l.failf("%s: %s: read %s: %w", from, at, text, pathCause(err))
 				continue
 			}
 			values[f.path] = strings.TrimRight(string(secret), "\r\n")
@@ -268,7 +268,7 @@ func (l *loader) unknown(label, name string, variable bool) {
 			hint = "did you mean " + near + " (" + l.known[near] + ")?"
 		}
 	}
-	l.fail("%s: unknown setting; %s", label, hint)
+	l.failf("%s: unknown setting; %s", label, hint)
 }
 
 // decode lays the merged layers over the defaults. Unused is a second net: every
@@ -332,7 +332,7 @@ func (l *loader) describe(err error) error {
 // refuses a value of another kind rather than guess. Its errors never contain
 // the value, which may be a secret.
 func convert(from, to reflect.Value) (any, error) {
-	text, isText := from.Interface().(string)
+	text, isText := reflect.TypeAssert[string](from)
 	switch to.Interface().(type) {
 	case time.Duration:
 		d, err := time.ParseDuration(text)

@@ -340,7 +340,8 @@ func FuzzMaskConnection(f *testing.F) {
 	f.Add("hunter2", false)
 	f.Add("a b'c\\", true)
 	f.Fuzz(func(t *testing.T, password string, keyword bool) {
-		if len(password) < 4 || strings.ContainsAny(password, "\x00") || strings.Contains("postgres://u:@db:5432/s host=db user=u password=''"+masked, password) {
+		around := "postgres://u:@db:5432/s host=db user=u password=''" + masked
+		if len(password) < 4 || strings.Contains(around, password) {
 			t.Skip()
 		}
 		text := "postgres://u:" + password + "@db:5432/s"

@@ -26,8 +26,8 @@ const minInterval = 10 * time.Millisecond
 // checker collects what is wrong with a Config.
 type checker struct{ errs []error }
 
-func (c *checker) fail(path, format string, args ...any) {
-	c.errs = append(c.errs, fmt.Errorf("%s: "+format, append([]any{path}, args...)...))
+func (k *checker) failf(path, format string, args ...any) {
+	k.errs = append(k.errs, fmt.Errorf("%s: "+format, append([]any{path}, args...)...))
 }
 
 // Validate reports every setting that is out of its range and every pair that
@@ -56,7 +56,7 @@ func (k *checker) words(c Config) {
 			continue
 		}
 		if got := v.FieldByIndex(f.index).String(); !slices.Contains(f.oneOf, got) {
-			k.fail(f.path, "%q is not one of %s", got, strings.Join(f.oneOf, ", "))
+			k.failf(f.path, "%q is not one of %s", got, strings.Join(f.oneOf, ", "))
 		}
 	}
 }
@@ -78,32 +78,32 @@ func (k *checker) redis(r Redis) {
 	k.atLeast("redis.pool_size", r.PoolSize, 1)
 	switch s := r.Sentinel; {
 	case r.Mode == RedisSentinel && s.Master == "":
-		k.fail("redis.sentinel.master", "is not set, but redis.mode is sentinel: name the master set")
+		k.failf("redis.sentinel.master", "is not set, but redis.mode is sentinel: name the master set")
 	case s.Master != "" && (r.Mode == RedisStandalone || r.Mode == RedisCluster):
-		k.fail("redis.sentinel.master", "is set, but redis.mode is %s: remove one of them", r.Mode)
+		k.failf("redis.sentinel.master", "is set, but redis.mode is %s: remove one of them", r.Mode)
 	case s.Master == "" && (s.Username != "" || s.Password != ""):
-		k.fail("redis.sentinel.master", "is not set, but a user or password of the sentinels is")
+		k.failf("redis.sentinel.master", "is not set, but a user or password of the sentinels is")
 	}
 	if r.Mode == RedisStandalone && len(r.Addrs) > 1 {
-		k.fail("redis.addrs", "names %d servers, but redis.mode is standalone: name one, or choose another mode", len(r.Addrs))
+		k.failf("redis.addrs", "names %d servers, but redis.mode is standalone: name one, or choose another mode", len(r.Addrs))
 	}
 	if r.Username != "" && r.Password == "" {
-		k.fail("redis.password", "is not set, but redis.username is")
+		k.failf("redis.password", "is not set, but redis.username is")
 	}
 }
 
 func (k *checker) tls(path string, t TLS) {
 	if !t.Enabled && (t.CAFile != "" || t.CertFile != "" || t.KeyFile != "" || t.ServerName != "") {
-		k.fail(path+".enabled", "is false, but other settings of %s are given", path)
+		k.failf(path+".enabled", "is false, but other settings of %s are given", path)
 	}
 	if (t.CertFile == "") != (t.KeyFile == "") {
-		k.fail(path+".cert_file", "and %s.key_file belong together: give both or none", path)
+		k.failf(path+".cert_file", "and %s.key_file belong together: give both or none", path)
 	}
 }
 
 func (k *checker) postgres(p Postgres) {
 	if p.URL == "" {
-		k.fail("postgres.url", "is empty")
+		k.failf("postgres.url", "is empty")
 	} else {
 		k.connString("postgres.url", p.URL)
 	}
@@ -112,7 +112,7 @@ func (k *checker) postgres(p Postgres) {
 	}
 	k.atLeast("postgres.max_conns", p.MaxConns, 2)
 	if p.MaxConns > math.MaxInt32 {
-		k.fail("postgres.max_conns", "%d is too many", p.MaxConns)
+		k.failf("postgres.max_conns", "%d is too many", p.MaxConns)
 	}
 	k.positive("postgres.connect_timeout", p.ConnectTimeout)
 	k.positive("postgres.statement_timeout", p.StatementTimeout)
@@ -123,17 +123,17 @@ func (k *checker) postgres(p Postgres) {
 func (k *checker) connString(path, text string) {
 	if strings.Contains(text, "://") {
 		if u, err := url.Parse(text); err != nil || (u.Scheme != "postgres" && u.Scheme != "postgresql") {
-			k.fail(path, "is not a URL of the form postgres://user:password@host:port/database")
+			k.failf(path, "is not a URL of the form postgres://user:password@host:port/database")
 			return
 		}
 	}
 	if _, err := pgconn.ParseConfig(text); err != nil {
 		cause := errors.Unwrap(err)
 		if cause == nil {
-			k.fail(path, "is not a connection string")
+			k.failf(path, "is not a connection string")
 			return
 		}
-		k.fail(path, "is not a usable connection string: %s", redact(cause.Error(), text))
+		k.failf(path, "is not a usable connection string: %s", redact(cause.Error(), text))
 	}
 }
 
@@ -147,14 +147,14 @@ func (k *checker) rocketmq(r RocketMQ) {
 		{"rocketmq.consumer_group", r.ConsumerGroup},
 	} {
 		if !rocketmqName.MatchString(n.name) {
-			k.fail(n.path, "%q is not a name: 1 to 127 of letters, digits, _, -, %% and |", n.name)
+			k.failf(n.path, "%q is not a name: 1 to 127 of letters, digits, _, -, %% and |", n.name)
 		}
 	}
 	if strings.Contains(r.Tag, "|") || strings.TrimSpace(r.Tag) != r.Tag {
-		k.fail("rocketmq.tag", "%q is not one tag", r.Tag)
+		k.failf("rocketmq.tag", "%q is not one tag", r.Tag)
 	}
 	if (r.AccessKey == "") != (r.SecretKey == "") {
-		k.fail("rocketmq.access_key", "and rocketmq.secret_key belong together: give both or none")
+		k.failf("rocketmq.access_key", "and rocketmq.secret_key belong together: give both or none")
 	}
 	k.tls("rocketmq.tls", r.TLS)
 	k.positive("rocketmq.dial_timeout", r.DialTimeout)
@@ -162,11 +162,11 @@ func (k *checker) rocketmq(r RocketMQ) {
 	k.positive("rocketmq.send_timeout", r.SendTimeout)
 	k.positive("rocketmq.sweep_margin", r.SweepMargin)
 	if !(r.SendRate > 0) || math.IsInf(r.SendRate, 0) {
-		k.fail("rocketmq.send_rate", "%v is not above 0", r.SendRate)
+		k.failf("rocketmq.send_rate", "%v is not above 0", r.SendRate)
 	}
 	k.atLeast("rocketmq.send_concurrency", r.SendConcurrency, 1)
 	if r.MaxSweepMessages < 1 {
-		k.fail("rocketmq.max_sweep_messages", "%d is below 1", r.MaxSweepMessages)
+		k.failf("rocketmq.max_sweep_messages", "%d is below 1", r.MaxSweepMessages)
 	}
 }
 
@@ -176,10 +176,10 @@ func (k *checker) workers(c Config) {
 	k.pass("compensator", c.Compensator.Pass)
 	m := c.Fencer.MaxRelease
 	if !(m.Percent >= 0 && m.Percent <= 100) {
-		k.fail("fencer.max_release.percent", "%v is not between 0 and 100", m.Percent)
+		k.failf("fencer.max_release.percent", "%v is not between 0 and 100", m.Percent)
 	}
 	if m.Min < 0 {
-		k.fail("fencer.max_release.min", "%d is negative", m.Min)
+		k.failf("fencer.max_release.min", "%d is negative", m.Min)
 	}
 	k.positive("fencer.max_release.window", m.Window)
 	k.positive("reconcile.settle", c.Reconcile.Settle)
@@ -191,7 +191,7 @@ func (k *checker) pass(worker string, p Pass) {
 	k.atLeast(worker+".batch", p.Batch, 1)
 	k.positive(worker+".pass_limit", p.PassLimit)
 	if p.PassItems < p.Batch {
-		k.fail(worker+".pass_items", "%d is below %s.batch %d", p.PassItems, worker, p.Batch)
+		k.failf(worker+".pass_items", "%d is below %s.batch %d", p.PassItems, worker, p.Batch)
 	}
 }
 
@@ -199,7 +199,7 @@ func (k *checker) admin(a Admin) {
 	k.positive("admin.check_timeout", a.CheckTimeout)
 	for _, h := range a.AllowedHosts {
 		if strings.ContainsAny(h, ":/ ") {
-			k.fail("admin.allowed_hosts", "%q is not a host name without a port", h)
+			k.failf("admin.allowed_hosts", "%q is not a host name without a port", h)
 		}
 	}
 	if a.Listen == "" {
@@ -207,11 +207,11 @@ func (k *checker) admin(a Admin) {
 	}
 	host, _, err := splitHostPort(a.Listen)
 	if err != nil {
-		k.fail("admin.listen", "%q is not host:port: %w", a.Listen, err)
+		k.failf("admin.listen", "%q is not host:port: %w", a.Listen, err)
 		return
 	}
 	if !a.AllowRemote && !isLoopback(host) {
-		k.fail("admin.listen", "%s can be reached from other machines and there is no login: "+
+		k.failf("admin.listen", "%s can be reached from other machines and there is no login: "+
 			"use a loopback address such as 127.0.0.1, or set admin.allow_remote", a.Listen)
 	}
 }
@@ -226,7 +226,7 @@ func isLoopback(host string) bool {
 
 func (k *checker) hostPorts(path string, addrs []string) {
 	if len(addrs) == 0 {
-		k.fail(path, "is empty: name at least one host:port")
+		k.failf(path, "is empty: name at least one host:port")
 	}
 	for _, addr := range addrs {
 		host, port, err := splitHostPort(addr)
@@ -237,7 +237,7 @@ func (k *checker) hostPorts(path string, addrs []string) {
 			err = errors.New("port 0")
 		}
 		if err != nil {
-			k.fail(path, "%q is not host:port: %w", addr, err)
+			k.failf(path, "%q is not host:port: %w", addr, err)
 		}
 	}
 }
@@ -259,18 +259,18 @@ func splitHostPort(addr string) (string, uint16, error) {
 
 func (k *checker) positive(path string, d time.Duration) {
 	if d <= 0 {
-		k.fail(path, "%s is not above 0", formatDuration(d))
+		k.failf(path, "%s is not above 0", formatDuration(d))
 	}
 }
 
 func (k *checker) interval(path string, d time.Duration) {
 	if d < minInterval {
-		k.fail(path, "%s is below %s", formatDuration(d), minInterval)
+		k.failf(path, "%s is below %s", formatDuration(d), minInterval)
 	}
 }
 
 func (k *checker) atLeast(path string, n, least int) {
 	if n < least {
-		k.fail(path, "%d is below %d", n, least)
+		k.failf(path, "%d is below %d", n, least)
 	}
 }

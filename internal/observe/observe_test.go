@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -68,7 +69,7 @@ func TestUserHasher(t *testing.T) {
 	if a.Hash("u") == b.Hash("u") || a.Hash("u") == a.Hash("v") {
 		t.Error("two keys or two users have one hash")
 	}
-	if drawn.Hash("u") != drawn.Hash("u") || drawn.Hash("u") == NewUserHasher("").Hash("u") {
+	if first, again := drawn.Hash("u"), drawn.Hash("u"); first != again || first == NewUserHasher("").Hash("u") {
 		t.Error("a drawn key is not one per hasher")
 	}
 }
@@ -77,7 +78,7 @@ func TestUserHasher(t *testing.T) {
 func scrape(t *testing.T, m *Metrics) string {
 	t.Helper()
 	rec := httptest.NewRecorder()
-	m.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
+	m.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	var out []string
 	for line := range strings.Lines(rec.Body.String()) {
 		if strings.HasPrefix(line, "seckill_") && !strings.Contains(line, "_bucket{") {
@@ -155,4 +156,3 @@ func TestMetricConventions(t *testing.T) {
 		}
 	}
 }
-
