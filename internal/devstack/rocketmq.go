@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/seckill/reconciler/internal/rocketmq/remoting"
 )
 
 const (
@@ -20,6 +22,16 @@ const (
 	brokerName     = "broker"
 	clusterOfMQ    = "devstack"
 )
+
+// Requests that bring a broker into service; the daemon makes none of them.
+const (
+	requestCreateTopic        = 17
+	requestUpdateBrokerConfig = 25
+	requestCreateGroup        = 200
+)
+
+// requestLimit bounds one such request: a broker writes to its disk for it.
+const requestLimit = 10 * time.Second
 
 // jvmFlags keep the JVMs small and quick to start.
 var jvmFlags = []string{
@@ -108,7 +120,7 @@ func (s *Stack) nameServerReady(ctx context.Context) error {
 // did. Its own registration at boot is often lost and the next one comes 10 s
 // later; a change of its configuration registers it completely at once.
 func (s *Stack) brokerReady(ctx context.Context, svc *Service) error {
-	if _, err := remotingCall(ctx, svc.Addr(), requestUpdateBrokerConfig, nil, []byte("brokerPermission=6\n")); err != nil {
+	if err := request(ctx, svc, requestUpdateBrokerConfig, nil, []byte("brokerPermission=6\n")); err != nil {
 		return err
 	}
 	const looks, pause = 10, 50 * time.Millisecond
@@ -140,11 +152,26 @@ func (s *Stack) registerBrokers(ctx context.Context) error {
 }
 
 func (s *Stack) registeredBrokers(ctx context.Context) (map[string]bool, error) {
-	body, err := remotingCall(ctx, s.NameServer().Addr(), requestClusterInfo, nil, nil)
+	peer := remoting.NewPeer(s.NameServer().Addr(), remoting.Options{})
+	defer peer.Close()
+	brokers, err := peer.ClusterInfo(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return brokerNames(body)
+	out := make(map[string]bool, len(brokers))
+	for _, b := range brokers {
+		out[b.Name] = true
+	}
+	return out, nil
+}
+
+// request asks a broker to do something, on a connection of its own: they are
+// few, and a broker that was restarted has closed the old ones.
+func request(ctx context.Context, broker *Service, code int, fields map[string]string, body []byte) error {
+	peer := remoting.NewPeer(broker.Addr(), remoting.Options{CallTimeout: requestLimit})
+	defer peer.Close()
+	_, err := peer.Do(ctx, code, fields, body)
+	return err
 }
 
 // CreateTopic creates a topic with so many queues on every broker and returns
@@ -155,7 +182,7 @@ func (s *Stack) CreateTopic(ctx context.Context, topic string, queues int) error
 		"perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false", "attributes": "+message.type=NORMAL",
 	}
 	for _, broker := range s.Brokers() {
-		if _, err := remotingCall(ctx, broker.Addr(), requestCreateTopic, fields, nil); err != nil {
+		if err := request(ctx, broker, requestCreateTopic, fields, nil); err != nil {
 			return fmt.Errorf("create topic %s on %s: %w", topic, broker.Name(), err)
 		}
 	}
@@ -169,18 +196,14 @@ func (s *Stack) CreateTopic(ctx context.Context, topic string, queues int) error
 }
 
 func (s *Stack) routed(ctx context.Context, topic string) error {
-	body, err := remotingCall(ctx, s.NameServer().Addr(), requestRoute, map[string]string{"topic": topic, "acceptStandardJsonOnly": "true"}, nil)
+	peer := remoting.NewPeer(s.NameServer().Addr(), remoting.Options{})
+	defer peer.Close()
+	route, err := peer.Route(ctx, topic)
 	if err != nil {
 		return err
 	}
-	var route struct {
-		QueueDatas []json.RawMessage `json:"queueDatas"`
-	}
-	if err := json.Unmarshal(body, &route); err != nil {
-		return permanent(fmt.Errorf("decode the route: %w", err))
-	}
-	if want := len(s.Brokers()); len(route.QueueDatas) != want {
-		return fmt.Errorf("%d of %d brokers in the route", len(route.QueueDatas), want)
+	if want := len(s.Brokers()); len(route.Queues) != want {
+		return fmt.Errorf("%d of %d brokers in the route", len(route.Queues), want)
 	}
 	return nil
 }
@@ -197,7 +220,7 @@ func (s *Stack) CreateGroup(ctx context.Context, group string) error {
 		return fmt.Errorf("encode group %s: %w", group, err)
 	}
 	for _, broker := range s.Brokers() {
-		if _, err := remotingCall(ctx, broker.Addr(), requestCreateGroup, nil, body); err != nil {
+		if err := request(ctx, broker, requestCreateGroup, nil, body); err != nil {
 			return fmt.Errorf("create group %s on %s: %w", group, broker.Name(), err)
 		}
 	}
