@@ -60,7 +60,7 @@ const (
 	Failed  Result = iota
 	Changed        // it took effect now
 	Already        // it had taken effect before
-	Refused        // the script found another state than the decision rested on
+	Refused        // the script found another state than the decision rested on, or wrong data (then with Applied.Err)
 )
 
 // Applied is an effect with its result.
@@ -69,7 +69,7 @@ type Applied struct {
 	Result Result
 	Code   string // the script's code by name
 	Status Status // the reservation's status afterwards, where the script replies it
-	Err    error  // with Failed
+	Err    error  // with Failed, and with Refused for wrong data
 }
 
 // Done says whether the effect is in force.

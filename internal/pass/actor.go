@@ -96,6 +96,10 @@ func note(c Case, applied []reservation.Applied, tally *Tally) bool {
 	switch {
 	case last.Result == reservation.Changed:
 		tally.Did(doneName(last.Effect), 1)
+	case last.Result == reservation.Refused && last.Err != nil:
+		// The data under a key is not the contract's: no retry will help.
+		tally.Did(DoneRefused, 1)
+		tally.Task(c.Member().Scope, reservation.TaskMalformed, "wrong_data", c.Member().ID)
 	case last.Result == reservation.Refused && last.Effect.Op == reservation.OpDefer:
 		// The member moved on meanwhile, or is gone: nothing to wait for.
 	case last.Result == reservation.Refused:

@@ -3,7 +3,6 @@ package pass
 import (
 	"cmp"
 	"errors"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -141,11 +140,14 @@ func RowName(row int) string {
 
 // Counts flattens the tally for logs, metrics and the job table: what was
 // done, and how many members were seen.
-func (t *Tally) Counts() map[string]int {
-	counts := maps.Clone(t.Done)
-	counts["seen"] = t.Seen
+func (t *Tally) Counts() map[string]int64 {
+	counts := make(map[string]int64, len(t.Done)+2)
+	for name, n := range t.Done {
+		counts[name] = int64(n)
+	}
+	counts["seen"] = int64(t.Seen)
 	if t.Unknown > 0 {
-		counts["unknown"] = t.Unknown
+		counts["unknown"] = int64(t.Unknown)
 	}
 	return counts
 }
