@@ -111,13 +111,17 @@ func blockIsFree(base int) bool {
 }
 
 func portIsFree(port int) bool {
-	var lc net.ListenConfig
-	ln, err := lc.Listen(context.Background(), "tcp4", address(port)) // binding does not wait
+	ln, err := listen(port)
 	if err != nil {
 		return false
 	}
 	_ = ln.Close()
 	return true
+}
+
+func listen(port int) (net.Listener, error) {
+	var lc net.ListenConfig
+	return lc.Listen(context.Background(), "tcp4", address(port)) // binding does not wait
 }
 
 // address is the loopback address of a port.

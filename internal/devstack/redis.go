@@ -50,6 +50,9 @@ func (c RedisCluster) Addrs() []string {
 func (c RedisCluster) Masters(ctx context.Context) ([]*Service, error) {
 	var errs []error
 	for _, node := range c {
+		if !node.Alive() {
+			continue
+		}
 		nodes, err := clusterView(ctx, node.Addr())
 		if err != nil {
 			errs = append(errs, err)
