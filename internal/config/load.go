@@ -217,7 +217,9 @@ func flagName(path string) string {
 func (l *loader) add(values map[string]any, origin func(path string) string) {
 	l.readSecrets(values, origin)
 	for path := range values {
-		l.origins[path] = origin(path)
+		if from := origin(path); from != "" { // else its *_file name is the origin
+			l.origins[path] = from
+		}
 	}
 	if err := l.tree.Load(confmap.Provider(values, delim), nil); err != nil {
 		l.failf("merge settings: %w", err)
@@ -248,6 +250,7 @@ func (l *loader) readSecrets(values map[string]any, origin func(path string) str
 				continue
 			}
 			values[f.path] = strings.TrimRight(string(secret), "\r\n")
+			l.origins[f.path] = from
 		}
 	}
 }

@@ -268,6 +268,10 @@ func TestSecretFiles(t *testing.T) {
 	if l.Config.Redis.Password != "from file" || l.Config.Observe.UserHashKey != "from file" {
 		t.Errorf("got %q and %q", l.Config.Redis.Password, l.Config.Observe.UserHashKey)
 	}
+	want := map[string]string{"redis.password": "RECONCILER_REDIS_PASSWORD_FILE", "observe.user_hash_key": file}
+	if diff := cmp.Diff(want, l.origins); diff != "" {
+		t.Errorf("origins (-want +got):\n%s", diff)
+	}
 }
 
 // TestNoSecretIsShown sets every secret and looks for it in listings and errors.

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"reconciler": main})
+}
+
+// TestScripts runs the command lines of testdata/script that need no service.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true})
+}
+
+func TestExitStatus(t *testing.T) {
+	wrapped := func(err error) error { return fmt.Errorf("list tasks: %w", err) }
+	for _, tt := range []struct {
+		err  error
+		want int
+	}{
+		{nil, 0},
+		{errors.New("x"), 1},
+		{wrapped(&verdict{exitDrift, nil}), 2},
+		{wrapped(&verdict{exitLocked, errors.New("locked")}), 4},
+		{&verdict{exitFailed, &net.OpError{Op: "dial"}}, 1},
+		{wrapped(&pgconn.ConnectError{}), 3},
+		{wrapped(&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}), 3},
+		{wrapped(context.DeadlineExceeded), 3},
+		{wrapped(io.ErrUnexpectedEOF), 3},
+		{errors.Join(errors.New("x"), &net.OpError{Op: "read"}), 3},
+		{wrapped(&pgconn.PgError{Code: "57P03"}), 3}, // starting up
+		{wrapped(&pgconn.PgError{Code: "28P01"}), 1}, // wrong password
+		{wrapped(&pgconn.PgError{Code: "42501"}), 1}, // missing right
+		{&os.PathError{Op: "open", Err: syscall.ENOENT}, 1},
+		{context.Canceled, 1},
+	} {
+		if got := exitStatus(tt.err); got != tt.want {
+			t.Errorf("%v: status %d, want %d", tt.err, got, tt.want)
+		}
+	}
+}
+
+// ours lists the commands that are the project's own, without cobra's.
+func ours(cmd *cobra.Command) []*cobra.Command {
+	out := []*cobra.Command{cmd}
+	for _, child := range cmd.Commands() {
+		if child.Name() != "help" && child.Name() != "completion" {
+			out = append(out, ours(child)...)
+		}
+	}
+	return out
+}
+
+// TestHelp: every command says what it does and shows examples that are valid
+// command lines of it.
+func TestHelp(t *testing.T) {
+	for _, cmd := range ours(newRoot(&app{})) {
+		path := cmd.CommandPath()
+		if cmd.Short == "" {
+			t.Errorf("%s: no description", path)
+		}
+		if cmd.Example == "" {
+			t.Errorf("%s: no example", path)
+		}
+		own := cmd.HasSubCommands()
+		for line := range strings.Lines(cmd.Example) {
+			line, _, _ = strings.Cut(line, "   #")
+			words := strings.Fields(line)
+			for len(words) > 0 && strings.Contains(words[0], "=") {
+				words = words[1:] // a variable before the command
+			}
+			if len(words) == 0 || words[0] != "reconciler" {
+				t.Errorf("%s: example %q is not a command line", path, line)
+				continue
+			}
+			root := newRoot(&app{}) // flags keep their values
+			found, rest, err := root.Find(words[1:])
+			if err == nil {
+				err = found.ParseFlags(rest)
+			}
+			if err == nil {
+				err = found.ValidateArgs(found.Flags().Args())
+			}
+			if err == nil {
+				err = found.ValidateRequiredFlags()
+			}
+			if err != nil || found.HasSubCommands() {
+				t.Errorf("%s: example %q is not valid: %v", path, strings.TrimSpace(line), err)
+			}
+			own = own || found.CommandPath() == path
+		}
+		if !own {
+			t.Errorf("%s: no example of the command itself", path)
+		}
+	}
+}
+
+// run executes a command line in this process.
+func run(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status = execute(t.Context(), args, strings.NewReader(""), &out, &errs)
+	return status, out.String(), errs.String()
+}
+
+// wantJSON checks that standard output is one JSON value and nothing else, and
+// decodes it.
+func wantJSON(t *testing.T, stdout string, into any) {
+	t.Helper()
+	dec := json.NewDecoder(strings.NewReader(stdout))
+	if err := dec.Decode(into); err != nil {
+		t.Fatalf("standard output is not JSON: %v\n%s", err, stdout)
+	}
+	if rest, _ := io.ReadAll(dec.Buffered()); strings.TrimSpace(string(rest)) != "" {
+		t.Errorf("standard output goes on after the JSON: %s", rest)
+	}
+}
+
+func TestConfigShowJSON(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("RECONCILER_REDIS_PASSWORD", "hunter2")
+	t.Setenv("RECONCILER_POSTGRES_URL", "postgres://u:hunter2@db/s")
+	status, stdout, stderr := run(t, "config", "show", "--output", "json", "--log-level", "debug")
+	if status != 0 || stderr != "" {
+		t.Fatalf("status %d: %s", status, stderr)
+	}
+	var got struct {
+		Schema   int
+		File     string
+		Settings []struct{ Key, Value, Origin string }
+	}
+	wantJSON(t, stdout, &got)
+	if got.Schema != 1 || got.File != "" || strings.Contains(stdout, "hunter2") {
+		t.Errorf("got %s", stdout)
+	}
+	origins := map[string]string{}
+	for _, s := range got.Settings {
+		if s.Origin != "" {
+			origins[s.Key] = s.Origin
+		}
+	}
+	want := "map[log.level:--log-level postgres.url:RECONCILER_POSTGRES_URL redis.password:RECONCILER_REDIS_PASSWORD]"
+	if fmt.Sprint(origins) != want {
+		t.Errorf("origins %v, want %s", origins, want)
+	}
+}
