@@ -42,6 +42,13 @@ func TestDatabasesAreApart(t *testing.T) {
 	for range 2 {
 		url := stacktest.Database(t, stack)
 		exec(t, url, "CREATE TABLE only_mine ()")
+		exec(t, url, "SELECT FROM seckill.reservation_claim, shop.orders")
+	}
+	empty := connect(t, stacktest.EmptyDatabase(t, stack))
+	var schemas int
+	err := empty.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname IN ('seckill', 'shop')").Scan(&schemas)
+	if err != nil || schemas != 0 {
+		t.Errorf("an empty database has %d schemas of ours, %v", schemas, err)
 	}
 }
 
