@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -31,15 +32,11 @@ func passed(c pass.Cursor, z redis.Z, id string) bool {
 // read after the page's NowMS.
 func (s *Store) Pages(ctx context.Context, requests []pass.PageRequest) []pass.PageReply {
 	replies := make([]pass.PageReply, len(requests))
-	scopes := make([]reservation.Scope, len(requests))
 	for i, r := range requests {
 		replies[i].Page = reservation.Page{Scope: r.Scope, Index: r.Index}
 		replies[i].Next = r.After
-		scopes[i] = r.Scope
 	}
-	for i, snapshot := range s.Snapshots(ctx, scopes) {
-		replies[i].NowMS, replies[i].Err = snapshot.TimeMS, snapshot.Err
-	}
+	s.readTimes(ctx, replies)
 	s.readIDs(ctx, requests, replies)
 	var refs []Ref
 	for _, reply := range replies {
@@ -69,6 +66,48 @@ func (s *Store) Pages(ctx context.Context, requests []pass.PageRequest) []pass.P
 		}
 	}
 	return replies
+}
+
+// readTimes fills in the times of the scopes' own nodes (protocol §2), asking
+// each node once and all of them at the same time. They are not the
+// snapshots': a stock that cannot be read must not stop what does not need it.
+func (s *Store) readTimes(ctx context.Context, replies []pass.PageReply) {
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	onNode := map[*redis.Client][]*pass.PageReply{}
+	for i := range replies {
+		node, err := s.node(bound, replies[i].Scope)
+		if err != nil {
+			replies[i].Err = fmt.Errorf("find the node of %s: %w", replies[i].Scope, err)
+			continue
+		}
+		onNode[node] = append(onNode[node], &replies[i])
+	}
+	var wg sync.WaitGroup
+	for node, own := range onNode {
+		wg.Go(func() {
+			now, err := node.Time(bound).Result()
+			for _, reply := range own {
+				reply.NowMS = now.UnixMilli()
+				if err != nil {
+					reply.Err = fmt.Errorf("read the time of the node of %s: %w", reply.Scope, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// node is the client of the master that holds the scope.
+func (s *Store) node(ctx context.Context, scope reservation.Scope) (*redis.Client, error) {
+	switch client := s.reading.(type) {
+	case *redis.ClusterClient:
+		return client.MasterForKey(ctx, scope.MetaKey())
+	case *redis.Client:
+		return client, nil
+	default:
+		return nil, fmt.Errorf("%T has no nodes", client)
+	}
 }
 
 // readIDs fills the members' ids. Members of one score come in the order of
