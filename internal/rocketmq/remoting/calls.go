@@ -165,8 +165,10 @@ func (p *Peer) AllDelayOffsets(ctx context.Context) (map[int]int64, error) {
 type RuntimeInfo struct {
 	Now        time.Time // the broker's clock, cut to the second
 	EarliestMS int64     // store time of the oldest record of any topic; 0 if there is none
-	Version    string
-	Raw        map[string]string
+	// DispatchBehind is how many bytes of the commit log are not yet in the queues:
+	// stored messages that a read of the queues cannot see.
+	DispatchBehind int64
+	Version        string
 }
 
 // BrokerRuntimeInfo reads the broker's clock and the age of its oldest record.
@@ -181,13 +183,29 @@ func (p *Peer) BrokerRuntimeInfo(ctx context.Context) (RuntimeInfo, error) {
 	if err != nil {
 		return RuntimeInfo{}, p.wrap(RequestBrokerRuntimeInfo, err)
 	}
-	info := RuntimeInfo{Now: now, Version: body.Table["brokerVersionDesc"], Raw: body.Table}
-	earliest, err := strconv.ParseInt(body.Table["earliestMessageTimeStamp"], 10, 64)
-	if err != nil {
-		return RuntimeInfo{}, p.wrap(RequestBrokerRuntimeInfo, fmt.Errorf("%w: earliestMessageTimeStamp: %w", ErrProtocol, err))
+	earliest, err1 := strconv.ParseInt(body.Table["earliestMessageTimeStamp"], 10, 64)
+	behind, err2 := strconv.ParseInt(body.Table["dispatchBehindBytes"], 10, 64)
+	if err := errors.Join(err1, err2); err != nil {
+		return RuntimeInfo{}, p.wrap(RequestBrokerRuntimeInfo, fmt.Errorf("%w: %w", ErrProtocol, err))
 	}
-	info.EarliestMS = max(earliest, 0)
-	return info, nil
+	return RuntimeInfo{
+		Now: now, EarliestMS: max(earliest, 0), DispatchBehind: behind, Version: body.Table["brokerVersionDesc"],
+	}, nil
+}
+
+// BrokerConfig is the broker's settings by name.
+func (p *Peer) BrokerConfig(ctx context.Context) (map[string]string, error) {
+	reply, err := p.Do(ctx, RequestBrokerConfig, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	settings := make(map[string]string)
+	for line := range strings.Lines(string(reply.Body)) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
+			settings[name] = value
+		}
+	}
+	return settings, nil
 }
 
 // brokerClock is the boot time plus the uptime, "[ 0 days, 1 hours, 2 minutes, 3 seconds ]".

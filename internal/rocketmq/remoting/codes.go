@@ -5,6 +5,7 @@ const (
 	RequestPullMessage         = 11
 	RequestQueryMessage        = 12
 	RequestQueryConsumerOffset = 14
+	RequestBrokerConfig        = 26
 	RequestBrokerRuntimeInfo   = 28
 	RequestSearchOffset        = 29
 	RequestMaxOffset           = 30
@@ -31,7 +32,6 @@ const (
 	PullRetryImmediately  = 20 // nothing at this offset: go on at nextBeginOffset
 	PullOffsetMoved       = 21 // the offset is outside of the queue
 	QueryNotFound         = 22
-	GroupNotExist         = 26
 	InvalidParameter      = 29
 	FlowControl           = 215
 	pullGroup             = "TOOLS_CONSUMER" // exists on every broker, so that a read creates no group
