@@ -27,13 +27,17 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: up
-up: $(DEVSTACK) $(if $(wildcard cmd/reconciler/main.go),build) ## start Redis, PostgreSQL and RocketMQ, write .run/env (CLUSTER=1, BROKERS=2)
-	@$(DEVSTACK) up $(if $(CLUSTER),--cluster) --brokers $(BROKERS) $(if $(wildcard cmd/reconciler/main.go),--binary $(RECONCILER))
-	@if [ -e cmd/reconciler/migrate.go ]; then . .run/env && $(RECONCILER) migrate up --with-reference >&2; fi
+up: $(DEVSTACK) build ## start Redis, PostgreSQL and RocketMQ, write .run/env (CLUSTER=1, BROKERS=2)
+	@$(DEVSTACK) up $(if $(CLUSTER),--cluster) --brokers $(BROKERS) --binary $(RECONCILER)
+	@. .run/env && $(RECONCILER) migrate up --with-reference >&2
 
 .PHONY: down
 down: $(DEVSTACK) ## end what `make up` started and remove its data
 	@$(DEVSTACK) down
+
+.PHONY: build
+build: ## build the daemon, .bin/reconciler
+	@$(GO) build -trimpath -o $(RECONCILER) ./cmd/reconciler
 
 .PHONY: test
 test: $(DEVSTACK) $(GOLANGCI_LINT) ## vet, lint and test on real services (PKG=./lua/..., TESTFLAGS='-run X')
@@ -72,7 +76,7 @@ clean: down test-down ## end all stacks and remove what was built and fetched
 	rm -rf .bin .run dist coverage.out
 
 # Compiling them again is a cache hit if nothing changed.
-.PHONY: $(DEVSTACK) $(RECONCILER)
+.PHONY: $(DEVSTACK)
 $(DEVSTACK):
 	@$(GO) build -o $@ ./internal/devstack/cmd/devstack
 
