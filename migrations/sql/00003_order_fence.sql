@@ -590,8 +590,11 @@ BEGIN
     SELECT array_agg(i.reservation_id) INTO fenced_ids FROM inserted AS i;
 
     -- A second statement: the first does not see who committed while it waited.
+    -- An order beside a claim that excludes it is a contradiction: no outcome.
     RETURN QUERY
-    SELECT w.id, coalesce(c.outcome, CASE WHEN o.id IS NOT NULL THEN 'ORDER' END), coalesce(c.order_id, o.order_id),
+    SELECT w.id,
+           CASE WHEN o.id IS NULL THEN c.outcome WHEN coalesce(c.outcome, 'ORDER') = 'ORDER' THEN 'ORDER' END,
+           coalesce(c.order_id, o.order_id),
            w.id = ANY (coalesce(fenced_ids, '{}'))
     FROM (SELECT DISTINCT u.id FROM unnest(reservation_ids) AS u (id)) AS w
     LEFT JOIN (SELECT c.* FROM reservation_claim AS c WHERE c.reservation_id = ANY (reservation_ids)) AS c
