@@ -38,7 +38,7 @@ type Events interface {
 
 // Compensator releases reservations whose claim allows it.
 type Compensator struct {
-	Actor  pass.Actor
+	Actor  *pass.Actor
 	Claims pass.Claims
 	Gate   Gate
 	Events Events

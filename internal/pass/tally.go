@@ -3,6 +3,7 @@ package pass
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 
@@ -140,14 +141,11 @@ func RowName(row int) string {
 
 // Counts flattens the tally for logs, metrics and the job table: what was
 // done, and how many members were seen.
-func (t *Tally) Counts() map[string]int64 {
-	counts := make(map[string]int64, len(t.Done)+2)
-	for name, n := range t.Done {
-		counts[name] = int64(n)
-	}
-	counts["seen"] = int64(t.Seen)
+func (t *Tally) Counts() map[string]int {
+	counts := maps.Clone(t.Done)
+	counts["seen"] = t.Seen
 	if t.Unknown > 0 {
-		counts["unknown"] = int64(t.Unknown)
+		counts["unknown"] = t.Unknown
 	}
 	return counts
 }

@@ -1,0 +1,133 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/seckill/reconciler/fencer"
+	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/rocketmq"
+	"github.com/seckill/reconciler/reservation"
+)
+
+// claims is PostgreSQL as the workers ask it.
+type claims struct{ *pgstore.Store }
+
+// ReadyToRelease is part of [fencer.ClaimStore].
+func (c claims) ReadyToRelease(ctx context.Context) error {
+	if err := c.FenceReady(ctx); err != nil {
+		return notReady(err)
+	}
+	identity, err := c.CheckIdentity(ctx)
+	if err != nil {
+		return err
+	}
+	if identity.Halted {
+		return &fencer.NotReadyError{
+			Kind: fencer.TaskPostgresChanged,
+			Err:  errors.New("PostgreSQL is another one, or went back in time; releases wait until the task is resolved"),
+		}
+	}
+	return nil
+}
+
+// Fence is part of [fencer.ClaimStore].
+func (c claims) Fence(ctx context.Context, reason string, requests []reservation.FenceRequest) ([]reservation.FenceResult, error) {
+	results, err := c.Store.Fence(ctx, reason, requests)
+	return results, notReady(err)
+}
+
+// ReleaseUse is part of [fencer.ClaimStore].
+func (c claims) ReleaseUse(ctx context.Context, scopes []reservation.Scope, window time.Duration) (map[reservation.Scope]fencer.ReleaseUse, error) {
+	fenced, err := c.DaemonFences(ctx, scopes, window)
+	if err != nil {
+		return nil, err
+	}
+	halts, err := c.Tasks(ctx, pgstore.TaskFilter{Kinds: []string{fencer.TaskReleaseStorm}, States: pgstore.Unresolved})
+	if err != nil {
+		return nil, err
+	}
+	halted := map[string]bool{}
+	for _, task := range halts {
+		halted[task.Scope] = true
+	}
+	use := make(map[reservation.Scope]fencer.ReleaseUse, len(scopes))
+	for _, s := range scopes {
+		use[s] = fencer.ReleaseUse{Fenced: fenced[s], Halted: halted[s.Tag()]}
+	}
+	return use, nil
+}
+
+// notReady names the halt behind an error of the store.
+func notReady(err error) error {
+	var missing *pgstore.FenceNotReadyError
+	if errors.As(err, &missing) {
+		return &fencer.NotReadyError{Kind: fencer.TaskFenceNotReady, Err: err}
+	}
+	return err
+}
+
+// messageSender is RocketMQ as the dispatcher sends through it.
+type messageSender struct{ *rocketmq.Sender }
+
+// Send is part of [scanner.Sender].
+func (s messageSender) Send(ctx context.Context, reservations []reservation.Reservation) []reservation.SendResult {
+	results := make([]reservation.SendResult, len(reservations))
+	outgoing := make([]rocketmq.Outgoing, 0, len(reservations))
+	at := make([]int, 0, len(reservations))
+	for i, r := range reservations {
+		body, err := rocketmq.NewOrderMessage(r).Marshal()
+		if err != nil {
+			results[i] = reservation.SendResult{Outcome: reservation.SendRefused, Cause: "message_illegal", Err: err}
+			continue
+		}
+		outgoing = append(outgoing, rocketmq.Outgoing{MessageID: r.MessageID, Body: body})
+		at = append(at, i)
+	}
+	for k, sent := range s.Sender.Send(ctx, outgoing) {
+		results[at[k]] = reservation.SendResult{
+			Outcome: reservation.SendOutcome(sent.Outcome), Position: sent.Position, Cause: sent.Cause, Err: sent.Err,
+		}
+	}
+	return results
+}
+
+// messageEvidence is RocketMQ as the fencer asks it.
+type messageEvidence struct{ *rocketmq.Evidence }
+
+// Gather is part of [fencer.Messages].
+func (e messageEvidence) Gather(ctx context.Context, nowMS int64, queries []reservation.MessageQuery) map[string]reservation.MessageEvidence {
+	asked := make([]rocketmq.Query, len(queries))
+	for i, q := range queries {
+		asked[i] = rocketmq.Query(q)
+	}
+	return e.Evidence.Gather(ctx, nowMS, asked)
+}
+
+// queueRegistry keeps the queues that were ever seen in PostgreSQL.
+type queueRegistry struct{ store *pgstore.Store }
+
+// Record is part of [rocketmq.QueueRegistry].
+func (q queueRegistry) Record(ctx context.Context, queues []rocketmq.ExpectedQueue) error {
+	seen := make([]pgstore.ExpectedQueue, len(queues))
+	for i, k := range queues {
+		seen[i] = pgstore.ExpectedQueue{Broker: k.Broker, Topic: k.Topic, Queues: int(k.Queues)}
+	}
+	return q.store.RecordQueues(ctx, seen)
+}
+
+// Expected is part of [rocketmq.QueueRegistry].
+func (q queueRegistry) Expected(ctx context.Context, topic string) ([]rocketmq.ExpectedQueue, error) {
+	all, err := q.store.ExpectedQueues(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var expected []rocketmq.ExpectedQueue
+	for _, k := range all {
+		if k.Topic == topic {
+			expected = append(expected, rocketmq.ExpectedQueue{Broker: k.Broker, Topic: k.Topic, Queues: int32(k.Queues)}) //nolint:gosec // a count of queues
+		}
+	}
+	return expected, nil
+}
