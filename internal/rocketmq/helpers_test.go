@@ -1,0 +1,331 @@
+package rocketmq_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	rmq "github.com/apache/rocketmq-client-go/v2"
+	"github.com/apache/rocketmq-client-go/v2/consumer"
+	"github.com/apache/rocketmq-client-go/v2/primitive"
+
+	"github.com/seckill/reconciler/internal/devstack"
+	"github.com/seckill/reconciler/internal/rocketmq"
+	"github.com/seckill/reconciler/internal/rocketmq/remoting"
+	"github.com/seckill/reconciler/reservation"
+)
+
+// testLimit bounds one call of a test.
+const testLimit = 60 * time.Second
+
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+// memoryRegistry is a QueueRegistry in memory, as an operator could use it.
+type memoryRegistry struct {
+	mu     sync.Mutex
+	queues map[[2]string]int32
+	broken error
+}
+
+func (r *memoryRegistry) Record(_ context.Context, queues []rocketmq.ExpectedQueue) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.broken != nil {
+		return r.broken
+	}
+	if r.queues == nil {
+		r.queues = make(map[[2]string]int32)
+	}
+	for _, q := range queues {
+		key := [2]string{q.Broker, q.Topic}
+		r.queues[key] = max(r.queues[key], q.Queues)
+	}
+	return nil
+}
+
+func (r *memoryRegistry) Expected(_ context.Context, topic string) ([]rocketmq.ExpectedQueue, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.broken != nil {
+		return nil, r.broken
+	}
+	var queues []rocketmq.ExpectedQueue
+	for key, n := range r.queues {
+		if key[1] == topic {
+			queues = append(queues, rocketmq.ExpectedQueue{Broker: key[0], Topic: topic, Queues: n})
+		}
+	}
+	return queues, nil
+}
+
+func (r *memoryRegistry) forget(broker string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.queues, func(key [2]string, _ int32) bool { return key[0] == broker })
+}
+
+func (r *memoryRegistry) breakWith(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.broken = err
+}
+
+// bench is a topic and group on a stack, with what the tests do to them.
+type bench struct {
+	t        *testing.T
+	stack    *devstack.Stack
+	cfg      rocketmq.Config
+	registry *memoryRegistry
+	sender   *rocketmq.Sender
+	evidence *rocketmq.Evidence
+	next     int
+}
+
+func newBench(t *testing.T, stack *devstack.Stack, topic, group string) *bench {
+	t.Helper()
+	b := &bench{t: t, stack: stack, registry: &memoryRegistry{}, cfg: rocketmq.Config{
+		NameServers: []string{stack.NameServer().Addr()}, Topic: topic, ConsumerGroup: group,
+	}}
+	b.sender = b.newSender(b.cfg)
+	b.evidence = b.newEvidence(b.cfg)
+	return b
+}
+
+func (b *bench) newSender(cfg rocketmq.Config) *rocketmq.Sender {
+	b.t.Helper()
+	s, err := rocketmq.NewSender(cfg, quiet())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testLimit)
+		defer cancel()
+		if err := s.Close(ctx); err != nil {
+			b.t.Error(err)
+		}
+	})
+	return s
+}
+
+func (b *bench) newEvidence(cfg rocketmq.Config) *rocketmq.Evidence {
+	b.t.Helper()
+	e, err := rocketmq.NewEvidence(cfg, b.registry, quiet())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(e.Close)
+	return e
+}
+
+// ids are message ids that no other test has used.
+func (b *bench) ids(n int) []string {
+	ids := make([]string, n)
+	for i := range ids {
+		b.next++
+		ids[i] = reservation.MessageID(b.cfg.Topic + "-" + strconv.Itoa(b.next))
+	}
+	return ids
+}
+
+func outgoing(ids []string) []rocketmq.Outgoing {
+	messages := make([]rocketmq.Outgoing, len(ids))
+	for i, id := range ids {
+		messages[i] = rocketmq.Outgoing{MessageID: id, Body: []byte(`{"message_id":"` + id + `"}`)}
+	}
+	return messages
+}
+
+// send sends new messages, all of which must be stored, and returns the
+// queries for them, with their positions.
+func (b *bench) send(n int) []rocketmq.Query {
+	b.t.Helper()
+	return b.sendIDs(b.ids(n))
+}
+
+func (b *bench) sendIDs(ids []string) []rocketmq.Query {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), testLimit)
+	defer cancel()
+	reserved := nowMS()
+	var queries []rocketmq.Query
+	for i, r := range b.sender.Send(ctx, outgoing(ids)) {
+		if r.Outcome != rocketmq.Stored || r.Position == "" || r.MessageID != ids[i] {
+			b.t.Fatalf("send of %s: %+v", ids[i], r)
+		}
+		queries = append(queries, rocketmq.Query{MessageID: r.MessageID, ReservedAtMS: reserved, Sends: 1, Position: r.Position})
+	}
+	return queries
+}
+
+func nowMS() int64 { return time.Now().UnixMilli() }
+
+func (b *bench) gather(queries []rocketmq.Query) map[string]reservation.MessageEvidence {
+	b.t.Helper()
+	return gather(b.t, b.evidence, queries)
+}
+
+func gather(t *testing.T, e *rocketmq.Evidence, queries []rocketmq.Query) map[string]reservation.MessageEvidence {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testLimit)
+	defer cancel()
+	return e.Gather(ctx, nowMS(), queries)
+}
+
+// want checks the evidence of all queries, as they are and without positions.
+func (b *bench) want(state reservation.MessageState, cause string, queries ...rocketmq.Query) {
+	b.t.Helper()
+	for name, asked := range map[string][]rocketmq.Query{"with": queries, "without": unplaced(queries)} {
+		found := b.gather(asked)
+		for _, q := range asked {
+			if e := found[q.MessageID]; e.State != state || e.Cause != cause {
+				b.t.Fatalf("%s position: %s is %+v, want %s %s", name, q.MessageID, e, state, cause)
+			}
+		}
+	}
+}
+
+// unplaced are the same queries without positions, so that the sweep decides.
+func unplaced(queries []rocketmq.Query) []rocketmq.Query {
+	queries = slices.Clone(queries)
+	for i := range queries {
+		queries[i].Position = ""
+	}
+	return queries
+}
+
+// handled collects what a consumer was given.
+type handled struct {
+	mu    sync.Mutex
+	times map[string]int // by message id
+	more  chan struct{}  // closed and replaced with each delivery
+}
+
+func (h *handled) add(msg *primitive.MessageExt) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.times[msg.GetKeys()]++
+	close(h.more)
+	h.more = make(chan struct{})
+	return h.times[msg.GetKeys()]
+}
+
+// await waits until each of the messages was delivered so many times.
+func (h *handled) await(t *testing.T, times int, queries ...rocketmq.Query) {
+	t.Helper()
+	timeout := time.After(testLimit)
+	for {
+		h.mu.Lock()
+		missing := 0
+		for _, q := range queries {
+			if h.times[q.MessageID] < times {
+				missing++
+			}
+		}
+		more := h.more
+		h.mu.Unlock()
+		if missing == 0 {
+			return
+		}
+		select {
+		case <-more:
+		case <-timeout:
+			t.Fatalf("%d of %d messages were not delivered %d times", missing, len(queries), times)
+		}
+	}
+}
+
+// consumers numbers the consumers of the process.
+var consumers struct {
+	sync.Mutex
+	n int
+}
+
+// consume runs a real push consumer until stop is called, which also stores
+// its offsets on the brokers.
+func (b *bench) consume(tag string, maxRetries int32, handle func(msg *primitive.MessageExt, times int) consumer.ConsumeResult) (*handled, func()) {
+	b.t.Helper()
+	consumers.Lock()
+	consumers.n++
+	name := fmt.Sprintf("test-consumer-%d", consumers.n)
+	consumers.Unlock()
+	c, err := rmq.NewPushConsumer(
+		consumer.WithGroupName(b.cfg.ConsumerGroup), consumer.WithInstance(name),
+		consumer.WithNameServer(b.cfg.NameServers), consumer.WithMaxReconsumeTimes(maxRetries),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
+	)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	h := &handled{times: make(map[string]int), more: make(chan struct{})}
+	err = c.Subscribe(b.cfg.Topic, consumer.MessageSelector{Type: consumer.TAG, Expression: tag},
+		func(_ context.Context, msgs ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+			result := consumer.ConsumeSuccess
+			for _, msg := range msgs {
+				if r := handle(msg, h.add(msg)); r != consumer.ConsumeSuccess {
+					result = r
+				}
+			}
+			return result, nil
+		})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	stop := sync.OnceFunc(func() { _ = c.Shutdown() })
+	b.t.Cleanup(stop)
+	return h, stop
+}
+
+// consumeUntil runs a consumer until the group's offsets on the brokers show
+// the state. A consumer stores its offsets when it is stopped, but not those of
+// messages that it is handling just then: it is started again for those.
+func (b *bench) consumeUntil(state reservation.MessageState, queries []rocketmq.Query, maxRetries int32, handle func(msg *primitive.MessageExt, times int) consumer.ConsumeResult) {
+	b.t.Helper()
+	for deadline := time.Now().Add(testLimit); ; {
+		h, stop := b.consume("*", maxRetries, handle)
+		h.awaitQuiet(time.Second + 500*time.Millisecond) // longer than a retry's delay
+		stop()
+		found, settled := b.gather(unplaced(queries)), true
+		for _, e := range found {
+			settled = settled && e.State == state
+		}
+		if settled {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.t.Fatalf("not all %s after %s: %+v", state, testLimit, found)
+		}
+	}
+}
+
+// awaitQuiet waits until nothing was delivered for so long.
+func (h *handled) awaitQuiet(quiet time.Duration) {
+	for {
+		h.mu.Lock()
+		more := h.more
+		h.mu.Unlock()
+		select {
+		case <-more:
+		case <-time.After(quiet):
+			return
+		}
+	}
+}
+
+func consumeAll(*primitive.MessageExt, int) consumer.ConsumeResult { return consumer.ConsumeSuccess }
+
+// peer is a connection of the test's own to a broker.
+func (b *bench) peer(svc *devstack.Service) *remoting.Peer {
+	p := remoting.NewPeer(svc.Addr(), remoting.Options{})
+	b.t.Cleanup(p.Close)
+	return p
+}
