@@ -286,11 +286,9 @@ type Reconcile struct {
 // Lease is the single instance's lock, a PostgreSQL advisory lock on its own
 // connection (protocol §4).
 type Lease struct {
-	// Pause between two tries of an instance that waits.
-	RetryEvery time.Duration `koanf:"retry_every"`
-	// Pause between two checks that the lock is still held; when it is not, all
-	// work stops.
-	CheckEvery time.Duration `koanf:"check_every"`
+	// How long a holder that is not heard of keeps the lease. It gives up by
+	// itself after two thirds of that, so two never work at a time.
+	TTL time.Duration `koanf:"ttl"`
 }
 
 // Run is the daemon as a process.
@@ -385,7 +383,7 @@ func Default() Config {
 			Pass: Pass{Every: time.Second, Batch: 256, PassLimit: 10 * time.Second, PassItems: 50_000},
 		},
 		Reconcile: Reconcile{Settle: 5 * time.Second, Batch: 1000},
-		Lease:     Lease{RetryEvery: 2 * time.Second, CheckEvery: time.Second},
+		Lease:     Lease{TTL: 5 * time.Second},
 		Run:       Run{StopTimeout: 20 * time.Second},
 		Admin: Admin{
 			Listen:       "127.0.0.1:8642",

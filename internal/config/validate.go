@@ -23,6 +23,9 @@ import (
 // worker would do nothing but start.
 const minInterval = 10 * time.Millisecond
 
+// minLeaseTTL leaves room for a few heartbeats.
+const minLeaseTTL = 100 * time.Millisecond
+
 // checker collects what is wrong with a Config.
 type checker struct{ errs []error }
 
@@ -42,8 +45,9 @@ func (c Config) Validate() error {
 	k.rocketmq(c.RocketMQ)
 	k.workers(c)
 	k.admin(c.Admin)
-	k.interval("lease.retry_every", c.Lease.RetryEvery)
-	k.interval("lease.check_every", c.Lease.CheckEvery)
+	if c.Lease.TTL < minLeaseTTL {
+		k.failf("lease.ttl", "%s is below %s", formatDuration(c.Lease.TTL), minLeaseTTL)
+	}
 	k.positive("run.stop_timeout", c.Run.StopTimeout)
 	return errors.Join(k.errs...)
 }
