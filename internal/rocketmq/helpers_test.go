@@ -3,7 +3,6 @@ package rocketmq_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"slices"
@@ -25,7 +24,7 @@ import (
 // testLimit bounds one call of a test.
 const testLimit = 60 * time.Second
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // memoryRegistry is a QueueRegistry in memory, as an operator could use it.
 type memoryRegistry struct {

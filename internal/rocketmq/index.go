@@ -148,7 +148,7 @@ func (x *queueIndex) find(w *wanted, atOrAfter int64) []hit {
 	}
 	for _, k := range x.further {
 		if k.offset >= atOrAfter && k.offset < x.to && w.has(k.fingerprint) {
-			hits = append(hits, hit{k.fingerprint, k.offset})
+			hits = append(hits, hit(k))
 		}
 	}
 	slices.SortFunc(hits, func(a, b hit) int { return cmp.Compare(a.offset, b.offset) })

@@ -39,10 +39,14 @@ func (l libraryLog) log(level slog.Level, msg string, fields map[string]any) {
 	l.logger.LogAttrs(context.Background(), level, msg, attrs...)
 }
 
-func (l libraryLog) Debug(msg string, fields map[string]any)   { l.log(slog.LevelDebug-4, msg, fields) }
-func (l libraryLog) Info(msg string, fields map[string]any)    { l.log(slog.LevelDebug, msg, fields) }
+func (l libraryLog) Debug(msg string, fields map[string]any) { l.log(slog.LevelDebug-4, msg, fields) }
+
+func (l libraryLog) Info(msg string, fields map[string]any) { l.log(slog.LevelDebug, msg, fields) }
+
 func (l libraryLog) Warning(msg string, fields map[string]any) { l.log(slog.LevelInfo, msg, fields) }
-func (l libraryLog) Error(msg string, fields map[string]any)   { l.log(slog.LevelWarn, msg, fields) }
-func (l libraryLog) Fatal(msg string, fields map[string]any)   { l.log(slog.LevelError, msg, fields) }
-func (libraryLog) Level(string)                                {}
-func (libraryLog) OutputPath(string) error                     { return nil }
+
+func (l libraryLog) Error(msg string, fields map[string]any) { l.log(slog.LevelWarn, msg, fields) }
+
+func (l libraryLog) Fatal(msg string, fields map[string]any) { l.log(slog.LevelError, msg, fields) }
+func (libraryLog) Level(string)                              {}
+func (libraryLog) OutputPath(string) error                   { return nil }

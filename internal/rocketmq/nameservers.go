@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/seckill/reconciler/internal/rocketmq/remoting"
@@ -107,5 +105,3 @@ func (r *topicRoute) add(route remoting.Route) {
 		r.queues[q.Broker] = max(r.queues[q.Broker], q.ReadQueues, q.WriteQueues)
 	}
 }
-
-func (r *topicRoute) brokers() []string { return slices.Sorted(maps.Keys(r.masters)) }

@@ -81,9 +81,9 @@ func classifyStored(messageID string, result *primitive.SendResult) SendResult {
 	r := SendResult{MessageID: messageID, Outcome: Stored}
 	if queue := result.MessageQueue; queue != nil {
 		// A reply whose position does not make sense is still an acknowledgement.
-		position := Position{queue.BrokerName, int32(queue.QueueId), result.QueueOffset, result.OffsetMsgID}
-		if _, err := ParsePosition(position.String()); err == nil {
-			r.Position = position.String()
+		position := fmt.Sprintf("%s,%d,%d,%s", queue.BrokerName, queue.QueueId, result.QueueOffset, result.OffsetMsgID)
+		if _, err := ParsePosition(position); err == nil {
+			r.Position = position
 		}
 	}
 	return r

@@ -465,6 +465,11 @@ func (b *brokerPass) readRanges(ctx context.Context) error {
 	return nil
 }
 
+// queues is how many queues of a topic the broker has.
+func (b *brokerPass) queues(topic string) int32 {
+	return int32(len(b.ranges[topic])) //nolint:gosec // remoting refuses more than 4,096
+}
+
 // checkExpected compares what is there with what was ever seen, and records
 // what is new before anything is concluded from it.
 func (p *pass) checkExpected(ctx context.Context) {
@@ -479,15 +484,15 @@ func (p *pass) checkExpected(ctx context.Context) {
 			switch {
 			case b == nil:
 				p.failSweep(problem{UnknownBrokerMissing, fmt.Sprintf("broker %s, seen with %s, is not in the route; `broker forget %s` if it is gone for good", want.Broker, topic, want.Broker)})
-			case b.problem == nil && int32(len(b.ranges[topic])) < want.Queues:
-				p.failSweep(problem{UnknownQueueMissing, fmt.Sprintf("broker %s has %d queues of %s, %d were seen; `broker forget %s` if that is intended", want.Broker, len(b.ranges[topic]), topic, want.Queues, want.Broker)})
+			case b.problem == nil && b.queues(topic) < want.Queues:
+				p.failSweep(problem{UnknownQueueMissing, fmt.Sprintf("broker %s has %d queues of %s, %d were seen; `broker forget %s` if that is intended", want.Broker, b.queues(topic), topic, want.Queues, want.Broker)})
 			}
 		}
 	}
 	var news []ExpectedQueue
 	for _, b := range p.brokers {
-		for topic, ranges := range b.ranges {
-			if n := int32(len(ranges)); n > known[queueKey{broker: b.name, topic: topic}] {
+		for topic := range b.ranges {
+			if n := b.queues(topic); n > known[queueKey{broker: b.name, topic: topic}] {
 				news = append(news, ExpectedQueue{Broker: b.name, Topic: topic, Queues: n})
 			}
 		}

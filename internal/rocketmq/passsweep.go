@@ -171,8 +171,8 @@ func (b *brokerPass) relevant(topic string) func(remoting.Record) bool {
 	}
 	ours, retry := b.p.e.cfg.Topic, b.p.e.cfg.retryTopic()
 	return func(r remoting.Record) bool {
-		real := r.Properties[remoting.PropertyRealTopic]
-		return real == ours || real == retry
+		target := r.Properties[remoting.PropertyRealTopic]
+		return target == ours || target == retry
 	}
 }
 

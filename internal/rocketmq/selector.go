@@ -10,13 +10,13 @@ import (
 
 // How long a broker that failed is left alone: doubled with each failure in a row.
 const (
-	brokerRestMin = time.Second
-	brokerRestMax = 30 * time.Second
+	shortestRest = time.Second
+	longestRest  = 30 * time.Second
 )
 
 // attempt is one send in the library's hands.
 type attempt struct {
-	ctx    context.Context
+	ctx    context.Context //nolint:containedctx // the library does not hand it to a selector
 	broker string // set by the selector
 }
 
@@ -84,11 +84,11 @@ func (b *brokerState) learn(result SendResult) {
 	case CauseDialFailed, CauseSendTimeout, CauseConnectionLost, CauseNoRoute:
 		b.proven = false
 		b.failures++
-		rest := min(brokerRestMin<<min(b.failures-1, 10), brokerRestMax)
+		rest := min(shortestRest<<min(b.failures-1, 10), longestRest)
 		b.restUntil = time.Now().Add(rest)
 	case CauseBrokerBusy, CauseNoPermission, CauseTopicMissing:
 		b.proven = true
-		b.restUntil = time.Now().Add(brokerRestMin)
+		b.restUntil = time.Now().Add(shortestRest)
 	case CauseNotSent:
 	default:
 		b.proven, b.failures, b.restUntil = true, 0, time.Time{}

@@ -225,8 +225,10 @@ func (s *Sender) sendOne(ctx context.Context, m Outgoing) SendResult {
 	case result := <-done:
 		return result
 	case <-ctx.Done():
-		return s.settle(msg, SendResult{MessageID: m.MessageID, Outcome: Unknown, Cause: CauseSendTimeout,
-			Err: fmt.Errorf("send %s: no answer within %s: %w", m.MessageID, s.cfg.SendTimeout, context.Cause(ctx))})
+		return s.settle(msg, SendResult{
+			MessageID: m.MessageID, Outcome: Unknown, Cause: CauseSendTimeout,
+			Err: fmt.Errorf("send %s: no answer within %s: %w", m.MessageID, s.cfg.SendTimeout, context.Cause(ctx)),
+		})
 	}
 }
 

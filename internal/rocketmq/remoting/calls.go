@@ -350,8 +350,10 @@ func (p *Peer) ConsumeStats(ctx context.Context, group, topic string) ([]QueuePr
 	}
 	progress := make([]QueueProgress, 0, len(table))
 	for _, row := range table {
-		progress = append(progress, QueueProgress{row.key.Topic, row.key.Broker, row.key.Queue,
-			row.value.BrokerOffset, row.value.ConsumerOffset, row.value.LastTimestamp})
+		progress = append(progress, QueueProgress{
+			row.key.Topic, row.key.Broker, row.key.Queue,
+			row.value.BrokerOffset, row.value.ConsumerOffset, row.value.LastTimestamp,
+		})
 	}
 	return progress, nil
 }
@@ -363,8 +365,13 @@ type offsetRow struct {
 		Queue  int32  `json:"queueId"`
 	}
 	value struct {
-		BrokerOffset, ConsumerOffset, LastTimestamp int64
-		MinOffset, MaxOffset, LastUpdateTimestamp   int64
+		BrokerOffset   int64 `json:"brokerOffset"` // consume stats
+		ConsumerOffset int64 `json:"consumerOffset"`
+		LastTimestamp  int64 `json:"lastTimestamp"`
+
+		MinOffset           int64 `json:"minOffset"` // topic stats
+		MaxOffset           int64 `json:"maxOffset"`
+		LastUpdateTimestamp int64 `json:"lastUpdateTimestamp"`
 	}
 }
 

@@ -47,11 +47,11 @@ func AppendFrame(dst []byte, c *Command) ([]byte, error) {
 	if err != nil {
 		return dst, fmt.Errorf("encode the header of request %d: %w", c.Code, err)
 	}
-	if len(header) > maxHeader {
-		return dst, fmt.Errorf("header of request %d has %d bytes, at most %d are allowed", c.Code, len(header), maxHeader)
+	if len(header) > maxHeader || len(c.Body) > DefaultMaxFrame {
+		return dst, fmt.Errorf("request %d has a header of %d bytes and a body of %d: too long", c.Code, len(header), len(c.Body))
 	}
-	dst = binary.BigEndian.AppendUint32(dst, uint32(4+len(header)+len(c.Body)))
-	dst = binary.BigEndian.AppendUint32(dst, uint32(len(header))) // top byte 0: JSON
+	dst = binary.BigEndian.AppendUint32(dst, uint32(4+len(header)+len(c.Body))) //nolint:gosec // bounded above
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(header)))               //nolint:gosec // top byte 0: JSON
 	dst = append(dst, header...)
 	return append(dst, c.Body...), nil
 }

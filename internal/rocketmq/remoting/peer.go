@@ -75,7 +75,7 @@ type Peer struct {
 	slots  chan struct{}
 	opaque atomic.Int32
 
-	lifetime context.Context // ends with Close: bounds an attempt to dial
+	lifetime context.Context //nolint:containedctx // ends with Close; a dial outlives the call that began it
 	end      context.CancelFunc
 
 	mu      sync.Mutex

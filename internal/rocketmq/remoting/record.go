@@ -2,6 +2,7 @@ package remoting
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"iter"
 	"strings"
@@ -49,7 +50,7 @@ const (
 
 // ErrInnerBatch says that a record holds several messages under one offset
 // (topic attribute queue.type=BatchCQ), which evidence cannot be read from.
-var ErrInnerBatch = fmt.Errorf("record is an inner batch, which is not supported")
+var ErrInnerBatch = errors.New("record is an inner batch, which is not supported")
 
 // DecodeRecords decodes the body of a PULL, QUERY or VIEW reply: at most limit
 // records. Any length that does not add up is [ErrProtocol].
@@ -85,17 +86,17 @@ func decodeRecord(b []byte) (Record, error) {
 	}
 	var r Record
 	f.skip(4) // body CRC
-	r.QueueID = int32(f.u32())
+	r.QueueID = f.i32()
 	f.skip(4) // flag
-	r.QueueOffset = int64(f.u64())
-	r.LogOffset = int64(f.u64())
+	r.QueueOffset = f.i64()
+	r.LogOffset = f.i64()
 	sysFlag := f.u32()
 	f.skip(8) // born time
 	f.skip(hostLen(sysFlag&flagBornHostV6 != 0))
-	r.StoreMS = int64(f.u64())
+	r.StoreMS = f.i64()
 	f.skip(hostLen(sysFlag&flagStoreHostV6 != 0))
-	f.skip(4 + 8) // reconsume times, prepared transaction offset
-	f.skip(int64(int32(f.u32())))
+	f.skip(4 + 8)          // reconsume times, prepared transaction offset
+	f.skip(int64(f.i32())) // body
 	topicLen := int64(f.u8())
 	if magic == magicV2 {
 		topicLen = topicLen<<8 | int64(f.u8())
@@ -171,9 +172,12 @@ func (f *fields) u32() uint32 {
 	return 0
 }
 
-func (f *fields) u64() uint64 {
+// i32 and i64 are Java's signed numbers: what is negative is refused later.
+func (f *fields) i32() int32 { return int32(f.u32()) } //nolint:gosec // the wrap is meant
+
+func (f *fields) i64() int64 {
 	if b := f.take(8); b != nil {
-		return binary.BigEndian.Uint64(b)
+		return int64(binary.BigEndian.Uint64(b)) //nolint:gosec // the wrap is meant
 	}
 	return 0
 }
