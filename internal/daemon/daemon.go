@@ -8,6 +8,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -104,7 +105,12 @@ func (d *Daemon) openRocketMQ() (err error) {
 	mq := rocketmq.Config{
 		NameServers: c.NameServers, Topic: c.Topic, ConsumerGroup: c.ConsumerGroup, Tag: c.Tag,
 		ConsumerProtocol: rocketmq.Protocol(c.ConsumerProtocol), AccessKey: c.AccessKey, SecretKey: c.SecretKey,
-		RequestTimeout: c.RequestTimeout, SendTimeout: c.SendTimeout, SendRate: c.SendRate, SweepMargin: c.SweepMargin,
+		DialTimeout: c.DialTimeout, RequestTimeout: c.RequestTimeout,
+		SendTimeout: c.SendTimeout, SendRate: c.SendRate, SendConcurrency: c.SendConcurrency,
+		SweepMargin: c.SweepMargin, MaxSweepMessages: c.MaxSweepMessages,
+	}
+	if c.TLS.Enabled {
+		mq.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
 	if d.sender, err = rocketmq.NewSender(mq, d.log); err != nil {
 		return fmt.Errorf("rocketmq sender: %w", err)

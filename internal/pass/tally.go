@@ -111,6 +111,24 @@ func (t *Tally) Tasks() []reservation.TaskReport {
 	return reports
 }
 
+// Counted is a decision with how often it was made.
+type Counted struct {
+	Decision
+	Count int `json:"count"`
+}
+
+// Sorted lists the decisions by row, verb and cause.
+func (t *Tally) Sorted() []Counted {
+	all := make([]Counted, 0, len(t.Decisions))
+	for d, n := range t.Decisions {
+		all = append(all, Counted{d, n})
+	}
+	slices.SortFunc(all, func(a, b Counted) int {
+		return cmp.Or(cmp.Compare(a.Row, b.Row), cmp.Compare(a.Verb, b.Verb), cmp.Compare(a.Cause, b.Cause))
+	})
+	return all
+}
+
 // Failed notes an error that did not end the pass: one bad scope, page or item
 // never stops the others.
 func (t *Tally) Failed(err error) {
