@@ -52,7 +52,7 @@ func InstallEvidence(ctx context.Context, url, query string) (EvidenceResult, er
 	if err != nil {
 		return EvidenceResult{}, fmt.Errorf("connect to PostgreSQL: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // only a lost connection fails, and the work is committed
+	defer conn.Close(context.WithoutCancel(ctx))
 	var result EvidenceResult
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		result, err = installEvidence(ctx, tx, query)
@@ -152,8 +152,7 @@ func checkEvidence(ctx context.Context, tx pgx.Tx) (EvidenceResult, error) {
 // evidenceFailure tells a query that PostgreSQL refuses from a server that
 // cannot be reached.
 func evidenceFailure(what string, err error) error {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*pgconn.PgError](err); ok {
 		reason := what + ": " + refused.Message
 		if refused.Hint != "" {
 			reason += " (" + refused.Hint + ")"

@@ -93,8 +93,7 @@ func Latest() int64 {
 func Check(ctx context.Context, db Querier) error {
 	var have int64
 	err := db.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM seckill.schema_version WHERE is_applied`).Scan(&have)
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) && (refused.Code == "42P01" || refused.Code == "3F000") { // no such table, no such schema
+	if refused, ok := errors.AsType[*pgconn.PgError](err); ok && (refused.Code == "42P01" || refused.Code == "3F000") { // no such table, no such schema
 		return &SchemaTooOldError{Want: Latest()}
 	}
 	if err != nil {
@@ -245,8 +244,7 @@ func (s set) run(ctx context.Context, db *sql.DB,
 		return nil, &SchemaTooNewError{have, want}
 	}
 	results, err := operation(p, ctx)
-	var partial *goose.PartialError
-	if errors.As(err, &partial) {
+	if partial, ok := errors.AsType[*goose.PartialError](err); ok {
 		results = partial.Applied
 	}
 	done := make([]Migration, 0, len(results))

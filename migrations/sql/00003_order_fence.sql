@@ -502,6 +502,7 @@ CREATE PROCEDURE seckill.backfill_order_fence("table" regclass, page_size intege
 LANGUAGE plpgsql SECURITY INVOKER AS $$
 DECLARE
     entry   seckill.order_table;
+    mapped  text[];
     orders  jsonb;
     rows    bigint;
     place   text;
@@ -515,15 +516,15 @@ BEGIN
                 USING ERRCODE = 'object_not_in_prerequisite_state';
         END IF;
         EXIT WHEN entry.backfilled_at IS NOT NULL;
+        SELECT array_agg(CASE WHEN entry.columns ? c.name THEN format('%I::text', entry.columns ->> c.name) ELSE 'NULL' END ORDER BY c.place)
+        INTO mapped
+        FROM unnest(ARRAY['activity_id', 'sku_id', 'activity_version', 'bucket_id', 'user_id']) WITH ORDINALITY AS c (name, place);
         EXECUTE format(
             'SELECT coalesce(jsonb_agg(jsonb_build_object(''reservation_id'', %1$I::text, ''order_id'', %2$I::text, '
             '''activity_id'', %3$s, ''sku_id'', %4$s, ''activity_version'', %5$s, ''bucket_id'', %6$s, ''user_id'', %7$s)), ''[]''), '
             'count(*), max(%1$I)::text '
             'FROM (SELECT * FROM %8$s WHERE %1$I > $1 ORDER BY %1$I FETCH FIRST $2 ROWS WITH TIES) AS page',
-            entry.reservation_column, entry.order_column,
-            coalesce(format('%I::text', entry.columns ->> 'activity_id'), 'NULL'), coalesce(format('%I::text', entry.columns ->> 'sku_id'), 'NULL'),
-            coalesce(format('%I::text', entry.columns ->> 'activity_version'), 'NULL'),
-            coalesce(format('%I::text', entry.columns ->> 'bucket_id'), 'NULL'), coalesce(format('%I::text', entry.columns ->> 'user_id'), 'NULL'),
+            entry.reservation_column, entry.order_column, mapped[1], mapped[2], mapped[3], mapped[4], mapped[5],
             entry.relation)
         INTO orders, rows, place USING entry.backfill_position, greatest(page_size, 1);
         PERFORM seckill.claim_existing_orders("table", orders, place, rows < greatest(page_size, 1));
