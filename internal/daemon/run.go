@@ -1,0 +1,196 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/seckill/reconciler/internal/admin"
+	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/schedule"
+)
+
+// Names of the jobs that watch and change nothing.
+const (
+	JobBacklog = "backlog" // how much waits, for the metrics
+	JobProbe   = "probe"   // which brokers and queues there are
+)
+
+// JobNames lists every job that a running daemon has.
+func JobNames() []string {
+	return []string{JobScanner, JobFencer, JobCompensator, JobBacklog, JobProbe}
+}
+
+// Acquire gets the lease without waiting for it, for a single pass; another
+// holder is [pgstore.ErrLeaseHeld].
+func (d *Daemon) Acquire(ctx context.Context) (*pgstore.Lease, error) {
+	return pgstore.AcquireLease(ctx, d.leaseOptions(false))
+}
+
+func (d *Daemon) leaseOptions(wait bool) pgstore.LeaseOptions {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown-host"
+	}
+	return pgstore.LeaseOptions{
+		URL: d.cfg.Postgres.URL, Holder: fmt.Sprintf("%s/%d", host, os.Getpid()), Wait: wait,
+		TTL: d.cfg.Lease.TTL, ConnectTimeout: d.cfg.Postgres.ConnectTimeout,
+	}
+}
+
+// Run is the service: it waits for the lease, runs the jobs under it, stops
+// all work when it is lost and waits for it again, until ctx ends. Then
+// running passes are told to end and waited for. The HTTP server answers all
+// the while.
+func (d *Daemon) Run(ctx context.Context) error {
+	state := &leaseState{}
+	state.set(admin.LeaseWaiting)
+	if d.cfg.Admin.Listen != "" {
+		server := d.adminServer(state)
+		if err := server.Start(ctx); err != nil {
+			return err
+		}
+		d.log.Info("listening", "address", server.Addr())
+		defer func() {
+			stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), adminStopLimit)
+			defer cancel()
+			if err := server.Stop(stop); err != nil {
+				d.log.Warn("admin server did not stop cleanly", "error", err)
+			}
+		}()
+	}
+	d.log.Info("waiting for the lease", "mode", d.mode())
+	for ctx.Err() == nil {
+		lease, err := pgstore.AcquireLease(ctx, d.leaseOptions(true))
+		if errors.Is(err, pgstore.ErrTransactionPooler) {
+			return err
+		}
+		if err != nil {
+			if ctx.Err() == nil {
+				d.log.Error("the lease cannot be had; trying again", "error", err)
+			}
+			pause(ctx, leaseRetry)
+			continue
+		}
+		state.set(admin.LeaseHeld)
+		d.log.Info("holding the lease: working", "mode", d.mode())
+		if err := d.workUnder(ctx, lease); err != nil {
+			return err
+		}
+		if ctx.Err() == nil {
+			state.set(admin.LeaseLost)
+			d.log.Error("the lease was lost: all work has stopped; waiting for it again")
+		}
+	}
+	d.log.Info("stopped")
+	return nil
+}
+
+const (
+	adminStopLimit  = 5 * time.Second
+	leaseRetry      = time.Second
+	requestInterval = time.Second
+	probeInterval   = 30 * time.Second
+	backlogInterval = 5 * time.Second
+	releaseLimit    = 3 * time.Second
+)
+
+func (d *Daemon) mode() string {
+	if d.observes {
+		return "observe"
+	}
+	return "act"
+}
+
+// workUnder runs the jobs until ctx ends or the lease is lost.
+func (d *Daemon) workUnder(ctx context.Context, lease *pgstore.Lease) error {
+	defer func() {
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
+		defer cancel()
+		if err := lease.Release(release); err != nil {
+			d.log.Warn("the lease was not given back; a successor waits until it has run out", "error", err)
+		}
+	}()
+	journal := newJournal(d.Postgres, d.log)
+	scheduler := schedule.New(schedule.Options{Logger: d.log, Recorder: recorders{d.metrics, journal}, Gate: jobGate{d.Postgres, lease}})
+	if err := d.addJobs(scheduler); err != nil {
+		return err
+	}
+	if err := scheduler.Start(); err != nil {
+		return err
+	}
+	var background sync.WaitGroup
+	work, cancel := context.WithCancel(ctx)
+	background.Go(func() { journal.write(work) })
+	background.Go(func() { d.runRequested(work, scheduler) })
+	select {
+	case <-ctx.Done():
+	case <-lease.Lost():
+	}
+	stop, cancelStop := context.WithTimeout(context.WithoutCancel(ctx), d.cfg.Run.StopTimeout)
+	defer cancelStop()
+	err := scheduler.Stop(stop)
+	cancel()
+	background.Wait()
+	return err
+}
+
+func (d *Daemon) addJobs(s *schedule.Scheduler) error {
+	every := map[string]struct{ pause, limit time.Duration }{
+		JobScanner:     {d.cfg.Scanner.Every, hardLimit(d.cfg.Scanner.PassLimit)},
+		JobFencer:      {d.cfg.Fencer.Every, hardLimit(d.cfg.Fencer.PassLimit)},
+		JobCompensator: {d.cfg.Compensator.Every, hardLimit(d.cfg.Compensator.PassLimit)},
+	}
+	for _, w := range d.workers() {
+		e := every[w.name]
+		if err := s.Add(schedule.Job{Name: w.name, Schedule: "@every " + e.pause.String(), Limit: e.limit, Run: d.job(w)}); err != nil {
+			return err
+		}
+	}
+	if err := s.Add(schedule.Job{Name: JobBacklog, Schedule: "@every " + backlogInterval.String(), Limit: backlogInterval, Run: d.watchBacklog}); err != nil {
+		return err
+	}
+	return s.Add(schedule.Job{Name: JobProbe, Schedule: "@every " + probeInterval.String(), Limit: probeInterval, Run: d.probe})
+}
+
+// hardLimit is when a pass is cut off that does not end by itself: a pass
+// begins no further round after its limit, and one round takes no longer.
+func hardLimit(limit time.Duration) time.Duration { return 2*limit + 10*time.Second }
+
+// runRequested runs the jobs that people asked for by `job run`.
+func (d *Daemon) runRequested(ctx context.Context, s *schedule.Scheduler) {
+	var runs sync.WaitGroup
+	defer runs.Wait()
+	for ; ctx.Err() == nil; pause(ctx, requestInterval) {
+		names, err := d.Postgres.TakeRunRequests(ctx)
+		if err != nil {
+			d.log.Debug("requests to run jobs cannot be read", "error", err)
+			continue
+		}
+		for _, name := range names {
+			runs.Go(func() {
+				if _, err := s.Run(ctx, name); err != nil {
+					d.log.Warn("a job run by hand failed", "job", name, "error", err)
+				}
+			})
+		}
+	}
+}
+
+// probe looks at RocketMQ, so that a broker is known before the first sweep.
+func (d *Daemon) probe(ctx context.Context) (schedule.Result, error) {
+	health, err := d.Evidence.Probe(ctx)
+	return nil, errors.Join(err, health.Err())
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
