@@ -8,6 +8,9 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/redisstore"
 )
 
 // Exit statuses (interface §1).
@@ -42,6 +45,9 @@ func exitStatus(err error) int {
 	if v, ok := errors.AsType[*verdict](err); ok {
 		return v.status
 	}
+	if errors.Is(err, pgstore.ErrLeaseHeld) {
+		return exitLocked
+	}
 	if isUnreachable(err) {
 		return exitIncomplete
 	}
@@ -61,6 +67,11 @@ func errorMessage(err error) string {
 // from one that answered with a refusal: wrong password, no such database and
 // missing rights are mistakes of the configuration.
 func isUnreachable(err error) bool {
+	for _, known := range []error{pgstore.ErrUnavailable, pgstore.ErrInRecovery, redisstore.ErrUnreachable} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
 	if pe, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch {
 		case strings.HasPrefix(pe.Code, "08"), // connection exceptions

@@ -9,13 +9,24 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
+
+	"github.com/seckill/reconciler/internal/devstack/stacktest"
+	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/redisstore"
+	"github.com/seckill/reconciler/reservation"
 )
 
 func TestMain(m *testing.M) {
@@ -24,7 +35,92 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs the command lines of testdata/script that need no service.
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true})
+	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireExplicitExec: true, Cmds: scriptCommands})
+}
+
+// TestServiceScripts runs those that need PostgreSQL. Each script has a
+// database of its own: $RECONCILER_POSTGRES_URL, migrated and without entries,
+// or, for scripts named fresh*, without even a schema.
+func TestServiceScripts(t *testing.T) {
+	stack := stacktest.Shared(t)
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/services", RequireExplicitExec: true, Cmds: scriptCommands,
+		Setup: func(env *testscript.Env) error {
+			url := stacktest.Database(t, stack)
+			if strings.HasPrefix(filepath.Base(env.WorkDir), "script-fresh") {
+				if err := dropSchemas(t.Context(), url); err != nil {
+					return err
+				}
+			} else if err := seed(t.Context(), url); err != nil {
+				return err
+			}
+			env.Setenv("RECONCILER_POSTGRES_URL", url)
+			return nil
+		},
+	})
+}
+
+func dropSchemas(ctx context.Context, url string) error {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	_, err = conn.Exec(ctx, "DROP SCHEMA shop CASCADE; DROP SCHEMA seckill CASCADE")
+	return err
+}
+
+// seed registers what the commands show and change: two buckets of one
+// version, a task for one of them and one for all, and two brokers.
+func seed(ctx context.Context, url string) error {
+	store, err := pgstore.Open(ctx, pgstore.Config{URL: url})
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	now := time.Now().UTC().Truncate(time.Second)
+	err = store.RegisterVersion(ctx, pgstore.Version{
+		ActivityID: "10001", SKUID: "88001", Version: 7, Total: 5, Buckets: 2,
+		StartsAt: now, EndsAt: now.Add(time.Hour), RetentionUntil: now.Add(24 * time.Hour),
+	}, []pgstore.Bucket{{ID: 0, Initial: 3, State: pgstore.ScopeActive, Confirmed: true}, {ID: 1, Initial: 2}}, "test")
+	if err != nil {
+		return err
+	}
+	err = store.ReportTasks(ctx, []reservation.TaskReport{
+		{Kind: "release_storm", Scope: "a:10001:s:88001:v:7:b:0", Cause: "max_release", Count: 25, Sample: []string{"rid1", "rid2"}},
+		{Kind: "send_blocked", Cause: "no_route", Count: 3},
+	})
+	if err != nil {
+		return err
+	}
+	return store.RecordQueues(ctx, []pgstore.ExpectedQueue{
+		{Broker: "broker-a", Topic: "seckill-order", Queues: 8}, {Broker: "broker-b", Topic: "seckill-order", Queues: 4},
+	})
+}
+
+var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args []string){
+	// status N program … runs a program that must end with status N.
+	"status": func(ts *testscript.TestScript, _ bool, args []string) {
+		err := ts.Exec(args[1], args[2:]...)
+		got := 0
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			got = exit.ExitCode()
+		} else if err != nil {
+			ts.Fatalf("%v", err)
+		}
+		if strconv.Itoa(got) != args[0] {
+			ts.Fatalf("status %d, want %s", got, args[0])
+		}
+	},
+	// json checks that standard output is one JSON value and nothing else.
+	"json": func(ts *testscript.TestScript, _ bool, _ []string) {
+		dec := json.NewDecoder(strings.NewReader(ts.ReadFile("stdout")))
+		var value any
+		ts.Check(dec.Decode(&value))
+		if err := dec.Decode(&value); !errors.Is(err, io.EOF) {
+			ts.Fatalf("standard output goes on after the JSON: %v", err)
+		}
+	},
 }
 
 func TestExitStatus(t *testing.T) {
@@ -48,6 +144,10 @@ func TestExitStatus(t *testing.T) {
 		{wrapped(&pgconn.PgError{Code: "42501"}), 1}, // missing right
 		{&os.PathError{Op: "open", Err: syscall.ENOENT}, 1},
 		{context.Canceled, 1},
+		{wrapped(pgstore.ErrUnavailable), 3},
+		{wrapped(pgstore.ErrInRecovery), 3},
+		{wrapped(redisstore.ErrUnreachable), 3},
+		{wrapped(&pgstore.LeaseHeldError{}), 4},
 	} {
 		if got := exitStatus(tt.err); got != tt.want {
 			t.Errorf("%v: status %d, want %d", tt.err, got, tt.want)
@@ -66,6 +166,9 @@ func ours(cmd *cobra.Command) []*cobra.Command {
 	return out
 }
 
+// words splits a command line, quotes and all.
+var words = regexp.MustCompile(`"[^"]*"|\S+`)
+
 // TestHelp: every command says what it does and shows examples that are valid
 // command lines of it.
 func TestHelp(t *testing.T) {
@@ -80,7 +183,7 @@ func TestHelp(t *testing.T) {
 		own := cmd.HasSubCommands()
 		for line := range strings.Lines(cmd.Example) {
 			line, _, _ = strings.Cut(line, "   #")
-			words := strings.Fields(line)
+			words := words.FindAllString(line, -1)
 			for len(words) > 0 && strings.Contains(words[0], "=") {
 				words = words[1:] // a variable before the command
 			}

@@ -110,3 +110,11 @@ func nonNil[T any](s []T) []T {
 	}
 	return s
 }
+
+// orNull makes JSON say null for a time that never was.
+func orNull(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}

@@ -36,9 +36,14 @@ evidence or an unreachable dependency, 4 another run holds the lock.`)
 	settingFlag(root.PersistentFlags(), "log.format", "log-format", "log lines as `text|json`")
 
 	root.AddCommand(
+		newRun(a),
 		newVersion(a),
 		newConfig(a),
 		newMigrate(a),
+		newScope(a),
+		newTask(a),
+		newJob(a),
+		newBroker(a),
 	)
 	return root
 }

@@ -1,14 +1,19 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/user"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/seckill/reconciler/internal/config"
 	"github.com/seckill/reconciler/internal/observe"
+	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/migrations"
 )
 
 // settingAnnotation marks a flag that overrides a setting.
@@ -40,4 +45,49 @@ func (a *app) settings(cmd *cobra.Command) (config.Loaded, error) {
 	}
 	slog.SetDefault(log)
 	return loaded, nil
+}
+
+// withStore runs do with PostgreSQL, whose schema must be the one that this
+// binary knows.
+func (a *app) withStore(cmd *cobra.Command, do func(context.Context, *pgstore.Store) error) error {
+	loaded, err := a.settings(cmd)
+	if err != nil {
+		return err
+	}
+	p := loaded.Config.Postgres
+	store, err := pgstore.Open(cmd.Context(), pgstore.Config{
+		URL: p.URL, MaxConns: p.MaxConns, ApplicationName: cmd.CommandPath(),
+		ConnectTimeout: p.ConnectTimeout, StatementTimeout: p.StatementTimeout,
+	})
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	if err := migrations.Check(cmd.Context(), store.Pool()); err != nil {
+		return err
+	}
+	return do(cmd.Context(), store)
+}
+
+// act is who does something to the installation, and why: both go into the
+// audit trail.
+type act struct{ actor, reason string }
+
+// actFlags adds --actor and --reason.
+func actFlags(cmd *cobra.Command) *act {
+	var by act
+	cmd.Flags().StringVar(&by.actor, "actor", loginName(), "who does it, for the audit trail")
+	cmd.Flags().StringVar(&by.reason, "reason", "", "why, for the audit trail")
+	return &by
+}
+
+// loginName is the person behind the process as far as the system knows.
+func loginName() string {
+	if name := os.Getenv("SUDO_USER"); name != "" {
+		return name
+	}
+	if u, err := user.Current(); err == nil {
+		return u.Username
+	}
+	return "unknown"
 }

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/seckill/reconciler/internal/config"
+	"github.com/seckill/reconciler/internal/daemon"
+	"github.com/seckill/reconciler/internal/observe"
+	"github.com/seckill/reconciler/internal/pass"
+	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/schedule"
+)
+
+func newRun(a *app) *cobra.Command {
+	var once, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run the daemon, or one pass of it",
+		Long: `Runs the workers until it is told to stop (SIGTERM, SIGINT; a second one ends it at
+once). One instance works at a time: another one waits for the lease.
+
+With --once it runs one pass of every worker and exits: 0 done, 3 a decision rested on
+evidence that could not be read, 4 another instance holds the lease.
+
+In mode observe, the default, and with --dry-run everything is decided, counted and
+reported, and nothing is changed.`,
+		Example: "  reconciler run\n  reconciler run --once --dry-run --output json",
+		Args:    args(),
+	}
+	cmd.Flags().BoolVar(&once, "once", false, "one pass of every worker, then exit with the verdict")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "decide and report, change nothing")
+	settingFlag(cmd.Flags(), "mode", "mode", "`observe|act`")
+	out := outputFlag(a, cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return a.withDaemon(cmd, dryRun, func(ctx context.Context, d *daemon.Daemon) error {
+			if !once {
+				return d.Run(ctx)
+			}
+			return runOnce(ctx, d, out)
+		})
+	}
+	return cmd
+}
+
+// withDaemon runs do with the daemon put together as configured.
+func (a *app) withDaemon(cmd *cobra.Command, dryRun bool, do func(context.Context, *daemon.Daemon) error) error {
+	loaded, err := a.settings(cmd)
+	if err != nil {
+		return err
+	}
+	return openDaemon(cmd.Context(), loaded.Config, dryRun, do)
+}
+
+func openDaemon(ctx context.Context, c config.Config, dryRun bool, do func(context.Context, *daemon.Daemon) error) error {
+	d, err := daemon.Open(ctx, daemon.Options{
+		Config: c, Logger: slog.Default(), Metrics: observe.NewMetrics(readBuild().Version), DryRun: dryRun,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
+		defer cancel()
+		d.Close(closing)
+	}()
+	return do(ctx, d)
+}
+
+const closeLimit = 5 * time.Second
+
+func runOnce(ctx context.Context, d *daemon.Daemon, out *result) error {
+	lease, err := d.Acquire(ctx)
+	if errors.Is(err, pgstore.ErrLeaseHeld) {
+		return &verdict{exitLocked, fmt.Errorf("another instance is working: %w", err)}
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-lease.Lost():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	v := d.Once(ctx)
+	release, cancelRelease := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
+	defer cancelRelease()
+	err = lease.Release(release)
+	err = errors.Join(printVerdict(out, v), err)
+	if err != nil {
+		return err
+	}
+	if v.Incomplete {
+		return &verdict{exitIncomplete, v.Err()}
+	}
+	return nil
+}
+
+func printVerdict(out *result, v daemon.Verdict) error {
+	var rows []table.Row
+	for _, job := range v.Jobs {
+		for _, d := range job.Decisions {
+			rows = append(rows, table.Row{job.Job, pass.RowName(d.Row), string(d.Verb), d.Cause, d.Count})
+		}
+	}
+	return out.print(struct {
+		Schema int `json:"schema"`
+		daemon.Verdict
+	}{1, v}, func() error {
+		if err := out.table("nothing was due", table.Row{"WORKER", "ROW", "DOES", "CAUSE", "COUNT"}, rows); err != nil {
+			return err
+		}
+		for _, job := range v.Jobs {
+			if err := out.line("%s: %s", job.Job, orDash(schedule.Result(job.Counts).String())); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
