@@ -40,7 +40,8 @@ func TestScripts(t *testing.T) {
 
 // TestServiceScripts runs those that need PostgreSQL. Each script has a
 // database of its own: $RECONCILER_POSTGRES_URL, migrated and without entries,
-// or, for scripts named fresh*, without even a schema.
+// or, for scripts named fresh*, without even a schema. $OPERATOR_URL and
+// $DAEMON_URL are its URLs for roles that have no more rights than these.
 func TestServiceScripts(t *testing.T) {
 	stack := stacktest.Shared(t)
 	testscript.Run(t, testscript.Params{
@@ -51,8 +52,12 @@ func TestServiceScripts(t *testing.T) {
 				if err := dropSchemas(t.Context(), url); err != nil {
 					return err
 				}
-			} else if err := seed(t.Context(), url); err != nil {
-				return err
+			} else {
+				if err := seed(t.Context(), url); err != nil {
+					return err
+				}
+				env.Setenv("OPERATOR_URL", stacktest.LoginURL(t, stack, url, "seckill_operator"))
+				env.Setenv("DAEMON_URL", stacktest.LoginURL(t, stack, url, "seckill_daemon"))
 			}
 			env.Setenv("RECONCILER_POSTGRES_URL", url)
 			return nil
