@@ -8,6 +8,10 @@ MAKEFLAGS   += --no-print-directory
 GO            ?= go
 GOLANGCI_LINT := .bin/golangci-lint
 GOLANGCI_LINT_VERSION := v2.15.0
+GOVULNCHECK   := .bin/govulncheck
+GOVULNCHECK_VERSION := v1.9.0
+# The vulnerability database as a module: it comes through the module proxy and is the same for everyone.
+VULNDB_VERSION := v0.0.0-20261105234957-e22db6528018
 DEVSTACK      := .bin/devstack
 RECONCILER    := .bin/reconciler
 
@@ -66,6 +70,11 @@ lint: $(GOLANGCI_LINT) ## run the linters (make lint FIX=1 corrects what it can)
 	$(GOLANGCI_LINT) config verify
 	$(GOLANGCI_LINT) run $(if $(FIX),--fix) ./...
 
+.PHONY: vuln
+vuln: $(GOVULNCHECK) ## look for known vulnerabilities in what the daemon calls
+	@db=$$($(GO) mod download -json golang.org/x/vulndb@$(VULNDB_VERSION) | sed -n 's/^\t"Dir": "\(.*\)",$$/\1/p'); \
+	$(GOVULNCHECK) -db "file://$$db/data/osv" ./cmd/reconciler
+
 .PHONY: cover
 cover: $(DEVSTACK) ## test with coverage of all packages, written to coverage.out
 	$(WITH_TEST_STACK) $(GOTEST) -coverpkg ./... -coverprofile coverage.out $(TESTFLAGS) $(PKG)
@@ -80,10 +89,16 @@ clean: down test-down ## end all stacks and remove what was built and fetched
 $(DEVSTACK):
 	@$(GO) build -o $@ ./internal/devstack/cmd/devstack
 
-# A tool is fetched once per version: the version is part of what is checked.
+# Each tool is built once per version.
 .PHONY: $(GOLANGCI_LINT)
 $(GOLANGCI_LINT):
 	@if ! $@ version --short 2>/dev/null | grep -qx '$(GOLANGCI_LINT_VERSION:v%=%)'; then \
 		echo 'building golangci-lint $(GOLANGCI_LINT_VERSION), which takes two minutes once' >&2; \
 		GOBIN='$(CURDIR)/.bin' $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION); \
+	fi
+
+.PHONY: $(GOVULNCHECK)
+$(GOVULNCHECK):
+	@if ! $(GO) version -m $@ 2>/dev/null | grep -q 'golang.org/x/vuln[[:space:]]$(GOVULNCHECK_VERSION)'; then \
+		GOBIN='$(CURDIR)/.bin' $(GO) install golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION); \
 	fi
