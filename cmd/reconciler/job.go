@@ -12,11 +12,12 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/seckill/reconciler/internal/daemon"
 	"github.com/seckill/reconciler/internal/pgstore"
 )
 
 // jobNames are the jobs of the daemon.
-var jobNames = []string{"scanner", "fencer", "compensator"}
+var jobNames = daemon.JobNames()
 
 func newJob(a *app) *cobra.Command {
 	cmd := group("job", "See, pause and run the daemon's jobs",
