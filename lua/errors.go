@@ -1,11 +1,9 @@
 package lua
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -117,8 +115,7 @@ func Classify(err error) Class {
 	if err == nil {
 		return ClassNone
 	}
-	var k kind
-	if errors.As(err, &k) {
+	if k, ok := errors.AsType[kind](err); ok {
 		return k.class
 	}
 	return ClassUnknown
@@ -126,8 +123,7 @@ func Classify(err error) Class {
 
 // KindName is the stable name of an error's kind, for metrics and tasks.
 func KindName(err error) string {
-	var k kind
-	if errors.As(err, &k) {
+	if k, ok := errors.AsType[kind](err); ok {
 		return k.name
 	}
 	return ErrOutcomeUnknown.name
@@ -161,18 +157,13 @@ var redisKinds = []struct {
 // kindOf classifies what a call came back with. written says whether the
 // command was ever handed to a connection: before that, nothing is unknown.
 func kindOf(err error, written bool) kind {
-	var fromRedis redis.Error
-	if errors.As(err, &fromRedis) {
+	if fromRedis, ok := errors.AsType[redis.Error](err); ok {
 		return kindOfReply(fromRedis.Error())
 	}
-	var k kind
-	if errors.As(err, &k) {
-		return k
-	}
-	var op *net.OpError
+	op, network := errors.AsType[*net.OpError](err)
 	switch {
 	case !written,
-		errors.As(err, &op) && op.Op == "dial",
+		network && op.Op == "dial",
 		errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		return ErrUnreachable
 	default:
@@ -194,20 +185,21 @@ func kindOfReply(text string) kind {
 	return ErrRefused
 }
 
-// stale says whether an error suggests that the client's picture of the
+// stale says whether a call's failure suggests that the client's picture of the
 // cluster is out of date.
 func stale(err error) bool {
-	switch kindOf(err, true) {
+	k, _ := errors.AsType[kind](err)
+	switch k {
 	case ErrOutcomeUnknown, ErrUnreachable, ErrReadOnly, ErrMasterDown, ErrClusterDown, ErrRedirected:
 		return true
+	default:
+		return false
 	}
-	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // wrongKey reads the key that a script refused from `WRONGDATA <key>`.
 func wrongKey(err error, fallback string) string {
-	var fromRedis redis.Error
-	if errors.As(err, &fromRedis) {
+	if fromRedis, ok := errors.AsType[redis.Error](err); ok {
 		if _, key, ok := strings.Cut(fromRedis.Error(), "WRONGDATA "); ok {
 			return key
 		}

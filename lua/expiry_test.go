@@ -59,9 +59,9 @@ func TestCreatedKeysInheritTheHashsExpiry(t *testing.T) {
 		{"mark_user", reservation.StatusEnqueued, mark, markerKey, nil},
 		{"mark_user over another", reservation.StatusOrderCreated, markOver, markerKey, func(w *world) { w.setText(markerKey(w), otherRID) }},
 	}
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		for _, c := range cases {
-			t.Run(c.name, func(t *testing.T) {
+			w.Run(c.name, func(t *testing.T) {
 				at := func(hashExpires bool, prepare func(*world)) int64 {
 					w := w.on(t)
 					w.reserved(c.status)
@@ -124,14 +124,16 @@ func TestWrittenKeysExpireAtRetention(t *testing.T) {
 		{"reserve", then(others, early(pendingKey, expiryKey, shardKey)), []func(*world) string{
 			markerKey, hashKey, pendingKey, expiryKey, shardKey,
 		}},
-		{"restore", then(others, early(shardKey), func(w *world) { w.setText(markerKey(w), otherRID) }, early(markerKey)),
-			[]func(*world) string{hashKey, shardKey, markerKey}},
+		{
+			"restore", then(others, early(shardKey), func(w *world) { w.setText(markerKey(w), otherRID) }, early(markerKey)),
+			[]func(*world) string{hashKey, shardKey, markerKey},
+		},
 		{"adopt_orphan", early(expiryKey), []func(*world) string{hashKey, expiryKey}},
 		{"provision", nothing, []func(*world) string{metaKey, stockKey}},
 	}
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		for _, c := range cases {
-			w := w.on(t)
+			w := w.fresh()
 			s := byName[c.script]
 			s.setup(w)
 			c.setup(w)

@@ -21,8 +21,10 @@ func TestMarkUser(t *testing.T) {
 	created, released := reservation.StatusOrderCreated, reservation.StatusReleased
 	cases := []scriptCase{
 		{"from another", then(in(created), names(otherRID)), run(otherRID), answer(0, rid), marked},
-		{"from another, not ORDER_CREATED", then(in(reservation.StatusEnqueued), names(otherRID)), run(otherRID),
-			answer(3, otherRID), nil},
+		{
+			"from another, not ORDER_CREATED", then(in(reservation.StatusEnqueued), names(otherRID)), run(otherRID),
+			answer(3, otherRID), nil,
+		},
 		{"changed", then(in(created), names(otherRID)), run(""), answer(5, otherRID), nil},
 		{"changed to none", then(in(created), noKey(markerKey)), run(otherRID), answer(5, ""), nil},
 		{"missing", names(otherRID), run(otherRID), answer(2, otherRID), nil},
@@ -110,66 +112,94 @@ func TestRestore(t *testing.T) {
 		{"with unit", sale, run(lua.RestoreActive), answer(0, "", 8, created), unit("8", "2")},
 		{"with the last unit", func(w *world) { w.sale(1, 9) }, run(lua.RestoreActive), answer(0, "", 0, created), unit("0", "10")},
 		{"marker of another is replaced", then(sale, marks(otherRID)), run(lua.RestoreActive), answer(0, otherRID, 8, created), unit("8", "2")},
-		{"another user's request field stays", then(sale, keeps(foreign)), run(lua.RestoreActive), answer(0, "", 8, created),
+		{
+			"another user's request field stays", then(sale, keeps(foreign)), run(lua.RestoreActive), answer(0, "", 8, created),
 			func(w *world, d dump) {
 				unit("8", "2")(w, d)
 				d.set(w, shard(w), request, foreign)
-			}},
-		{"own request field that is no sibling is replaced", then(sale, keeps("15||0|SOLD_OUT|u1")), run(lua.RestoreActive),
-			answer(0, "", 8, created), unit("8", "2")},
-		{"own field, other rid, is replaced", then(sale, keeps("0|r9|3|QUEUED|u1")), run(lua.RestoreActive),
-			answer(0, "", 8, created), unit("8", "2")},
+			},
+		},
+		{
+			"own request field that is no sibling is replaced", then(sale, keeps("15||0|SOLD_OUT|u1")), run(lua.RestoreActive),
+			answer(0, "", 8, created), unit("8", "2"),
+		},
+		{
+			"own field, other rid, is replaced", then(sale, keeps("0|r9|3|QUEUED|u1")), run(lua.RestoreActive),
+			answer(0, "", 8, created), unit("8", "2"),
+		},
 		{"deficit", func(w *world) { w.sale(0, 10) }, run(lua.RestoreActive), answer(3, "", 0, ""), nil},
 		{"invariant", then(sale, stock("initial", "11")), run(lua.RestoreActive), answer(5, "", 9, ""), nil},
-		{"invariant comes before deficit", func(w *world) { w.sale(0, 10); stock("initial", "11")(w) }, run(lua.RestoreActive),
-			answer(5, "", 0, ""), nil},
+		{
+			"invariant comes before deficit", func(w *world) { w.sale(0, 10); stock("initial", "11")(w) }, run(lua.RestoreActive),
+			answer(5, "", 0, ""), nil,
+		},
 
 		// a sibling proves the deduction
 		{"marker", then(sale, marks(rid)), run(lua.RestoreActive), answer(2, rid, 9, created), hashOnly},
 		{"request field", then(sale, keeps("0|r1|4|QUEUED|u1")), run(lua.RestoreActive), answer(2, "", 9, created), hashOnly},
-		{"request field under another user", then(sale, keeps("0|r1|4|QUEUED|u9")), run(lua.RestoreActive), answer(2, "", 9, created),
+		{
+			"request field under another user", then(sale, keeps("0|r1|4|QUEUED|u9")), run(lua.RestoreActive), answer(2, "", 9, created),
 			func(w *world, d dump) {
 				hashOnly(w, d)
 				d.set(w, shard(w), request, "0|r1|4|QUEUED|u9")
-			}},
+			},
+		},
 		{"send_pending", then(sale, pending), run(lua.RestoreActive), answer(2, "", 9, created), hashOnly},
 		{"reservation_expiry", then(sale, expiry), run(lua.RestoreActive), answer(2, "", 9, created), hashOnly},
-		{"all of them, nothing available", then(func(w *world) { w.sale(0, 10) }, pending, expiry, marks(rid)),
-			run(lua.RestoreActive), answer(2, rid, 0, created), hashOnly},
+		{
+			"all of them, nothing available", then(func(w *world) { w.sale(0, 10) }, pending, expiry, marks(rid)),
+			run(lua.RestoreActive), answer(2, rid, 0, created), hashOnly,
+		},
 
 		// cancelled: never a unit
 		{"cancelled with sibling", then(sale, expiry), run(lua.RestoreCancelled), answer(2, "", 9, created), hashOnly},
 		{"cancelled without", sale, run(lua.RestoreCancelled), answer(4, "", 9, ""), nil},
-		{"cancelled, code 10 is no sibling", then(sale, keeps("10|r1|4|USER_ALREADY_RESERVED|u1")), run(lua.RestoreCancelled),
-			answer(4, "", 9, ""), nil},
+		{
+			"cancelled, code 10 is no sibling", then(sale, keeps("10|r1|4|USER_ALREADY_RESERVED|u1")), run(lua.RestoreCancelled),
+			answer(4, "", 9, ""), nil,
+		},
 
 		// there already
 		{"exists", in(reservation.StatusEnqueued), run(lua.RestoreActive), answer(1, rid, 9, reservation.StatusEnqueued), nil},
 		{"exists, RELEASED", released, run(lua.RestoreActive), answer(1, "", 9, reservation.StatusReleased), nil},
 		{"exists for another user", then(in(created), resv("user_id", "u9")), run(lua.RestoreActive), answer(6, rid, 9, created), nil},
-		{"exists for another request", then(in(created), resv("request_id", "q9")), run(lua.RestoreCancelled),
-			answer(6, rid, 9, created), nil},
+		{
+			"exists for another request", then(in(created), resv("request_id", "q9")), run(lua.RestoreCancelled),
+			answer(6, rid, 9, created), nil,
+		},
 		{"exists under another id", then(in(created), resv("reservation_id", "r9")), run(lua.RestoreActive), answer(6, rid, 9, created), nil},
-		{"meta of another scope", then(sale, func(w *world) { w.must(w.client.HSet(w.ctx(), metaKey(w), "bucket_id", 3).Err()) }),
-			run(lua.RestoreActive), answer(6, "", 9, ""), nil},
+		{
+			"meta of another scope", then(sale, func(w *world) { w.must(w.client.HSet(w.ctx(), metaKey(w), "bucket_id", 3).Err()) }),
+			run(lua.RestoreActive), answer(6, "", 9, ""), nil,
+		},
 
 		// refused
 		{"meta gone", then(sale, noKey(metaKey)), run(lua.RestoreActive), answer(7, "", 9, ""), nil},
 		{"stock gone", then(sale, noKey(stockKey), marks(rid)), run(lua.RestoreActive), answer(7, rid, lua.Missing, ""), nil},
 		{"retention passed", then(sale, expired), run(lua.RestoreActive), answer(7, "", 9, ""), nil},
-		{"retention passed by now_ms", sale, run(lua.RestoreActive, func(w *world, a *lua.RestoreArgs) { a.NowMS = w.until }),
-			answer(7, "", 9, ""), nil},
+		{
+			"retention passed by now_ms", sale, run(lua.RestoreActive, func(w *world, a *lua.RestoreArgs) { a.NowMS = w.until }),
+			answer(7, "", 9, ""), nil,
+		},
 
 		// operator
 		{"operator", released, run(lua.RestoreOperator), answer(0, "", 8, created), operated("8", "2")},
-		{"operator asks no sibling", then(released, marks(rid), pending), run(lua.RestoreOperator), answer(0, rid, 8, created),
-			operated("8", "2")},
-		{"operator, deficit", then(released, stock("available", "0", "reserved", "10")), run(lua.RestoreOperator),
-			answer(3, "", 0, reservation.StatusReleased), nil},
-		{"operator, invariant", then(released, stock("initial", "99")), run(lua.RestoreOperator),
-			answer(5, "", 9, reservation.StatusReleased), nil},
-		{"operator, another order stored", then(released, resv("order_id", "o9")), run(lua.RestoreOperator),
-			answer(6, "", 9, reservation.StatusReleased), nil},
+		{
+			"operator asks no sibling", then(released, marks(rid), pending), run(lua.RestoreOperator), answer(0, rid, 8, created),
+			operated("8", "2"),
+		},
+		{
+			"operator, deficit", then(released, stock("available", "0", "reserved", "10")), run(lua.RestoreOperator),
+			answer(3, "", 0, reservation.StatusReleased), nil,
+		},
+		{
+			"operator, invariant", then(released, stock("initial", "99")), run(lua.RestoreOperator),
+			answer(5, "", 9, reservation.StatusReleased), nil,
+		},
+		{
+			"operator, another order stored", then(released, resv("order_id", "o9")), run(lua.RestoreOperator),
+			answer(6, "", 9, reservation.StatusReleased), nil,
+		},
 		{"operator, not released", in(created), run(lua.RestoreOperator), answer(1, rid, 9, created), nil},
 		{"operator, hash gone", then(sale, marks(rid)), run(lua.RestoreOperator), answer(7, rid, 9, ""), nil},
 	})
@@ -298,11 +328,15 @@ func TestSetState(t *testing.T) {
 			w.must(w.client.HSet(w.ctx(), metaKey(w), "state", string(state)).Err())
 		}
 	}
-	answer := func(code lua.SetStateCode, state lua.State) lua.SetStateReply { return lua.SetStateReply{Code: code, State: state} }
+	answer := func(code lua.SetStateCode, state lua.State) lua.SetStateReply {
+		return lua.SetStateReply{Code: code, State: state}
+	}
 	cases := []scriptCase{
 		{"meta gone", nothing, run(lua.StateActive, lua.StatePaused), answer(2, ""), nil},
-		{"no state", then(is("X"), func(w *world) { w.must(w.client.HDel(w.ctx(), metaKey(w), "state").Err()) }),
-			run("", lua.StatePaused), answer(2, ""), nil},
+		{
+			"no state", then(is("X"), func(w *world) { w.must(w.client.HDel(w.ctx(), metaKey(w), "state").Err()) }),
+			run("", lua.StatePaused), answer(2, ""), nil,
+		},
 		{"changed", is(lua.StateClosed), run(lua.StateActive, lua.StatePaused), answer(5, lua.StateClosed), nil},
 		{"already, whatever was expected", is(lua.StatePaused), run(lua.StateClosed, lua.StatePaused), answer(1, lua.StatePaused), nil},
 	}

@@ -22,7 +22,7 @@ func (w *world) reserve(a lua.ReserveArgs) lua.ReserveReply {
 }
 
 func TestReserveAccepted(t *testing.T) {
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		w.sale(2, 0)
 		same(w, "reply", w.reserve(w.reserveArgs()), lua.ReserveReply{ReservationID: rid, Remaining: 1, Status: "QUEUED"})
 
@@ -36,7 +36,7 @@ func TestReserveAccepted(t *testing.T) {
 		sameText(w, "reservation_expiry", w.score(reservation.ReservationExpiry, rid), w.base+60_000)
 		sameText(w, "kept result", w.field(w.scope.RequestKey(request), request), "0|r1|1|QUEUED|u1")
 		if _, there := after["soldout"]; there {
-			t.Error("soldout is set with one unit left")
+			w.Error("soldout is set with one unit left")
 		}
 		w.allExpireAtRetention()
 
@@ -91,24 +91,40 @@ func kept(value string) func(*world, *lua.ReserveArgs) {
 // reserveFaults are the checks of reserve.lua in the order of spec §4. The
 // stock is 10 available, 0 reserved.
 var reserveFaults = []reserveFault{
-	{"bad argument", "", func(_ *world, a *lua.ReserveArgs) { a.TTLMS = 0 },
-		refusal(lua.ReserveBadArgument, "BAD_ARGUMENT", -1)},
-	{"wrong type", "", func(w *world, _ *lua.ReserveArgs) { w.spoil(w.scope.SoldOutKey()) },
-		refusal(lua.ReserveInvariantViolation, "WRONG_TYPE", -1)},
+	{
+		"bad argument", "", func(_ *world, a *lua.ReserveArgs) { a.TTLMS = 0 },
+		refusal(lua.ReserveBadArgument, "BAD_ARGUMENT", -1),
+	},
+	{
+		"wrong type", "", func(w *world, _ *lua.ReserveArgs) { w.spoil(w.scope.SoldOutKey()) },
+		refusal(lua.ReserveInvariantViolation, "WRONG_TYPE", -1),
+	},
 
-	{"another user's request", "kept", kept("0|r9|3|QUEUED|u9"),
-		lua.ReserveReply{Code: lua.ReserveRequestIDConflict, Status: "REQUEST_ID_CONFLICT", Remaining: -1, Replay: true}},
-	{"corrupted result", "kept", kept("0|r1|QUEUED|u1"),
-		refusal(lua.ReserveInvariantViolation, "CORRUPTED_REQUEST_RESULT", -1)},
-	{"kept result", "kept", kept("13||4|ACTIVITY_NOT_ACTIVE|u1"),
-		lua.ReserveReply{Code: lua.ReserveActivityNotActive, Status: "ACTIVITY_NOT_ACTIVE", Remaining: 4, Replay: true}},
+	{
+		"another user's request", "kept", kept("0|r9|3|QUEUED|u9"),
+		lua.ReserveReply{Code: lua.ReserveRequestIDConflict, Status: "REQUEST_ID_CONFLICT", Remaining: -1, Replay: true},
+	},
+	{
+		"corrupted result", "kept", kept("0|r1|QUEUED|u1"),
+		refusal(lua.ReserveInvariantViolation, "CORRUPTED_REQUEST_RESULT", -1),
+	},
+	{
+		"kept result", "kept", kept("13||4|ACTIVITY_NOT_ACTIVE|u1"),
+		lua.ReserveReply{Code: lua.ReserveActivityNotActive, Status: "ACTIVITY_NOT_ACTIVE", Remaining: 4, Replay: true},
+	},
 
-	{"meta incomplete", "", dropField(reservation.Scope.MetaKey, "schema_version"),
-		refusal(lua.ReserveConfigMissing, "CONFIG_MISSING", -1)},
-	{"meta of another scope", "", setField(reservation.Scope.MetaKey, "sku_id", "other"),
-		refusal(lua.ReserveInvariantViolation, "META_SCOPE_MISMATCH", -1)},
-	{"invalid meta time", "", setField(reservation.Scope.MetaKey, "retention_until_ms", "soon"),
-		refusal(lua.ReserveInvariantViolation, "INVALID_META_TIME", -1)},
+	{
+		"meta incomplete", "", dropField(reservation.Scope.MetaKey, "schema_version"),
+		refusal(lua.ReserveConfigMissing, "CONFIG_MISSING", -1),
+	},
+	{
+		"meta of another scope", "", setField(reservation.Scope.MetaKey, "sku_id", "other"),
+		refusal(lua.ReserveInvariantViolation, "META_SCOPE_MISMATCH", -1),
+	},
+	{
+		"invalid meta time", "", setField(reservation.Scope.MetaKey, "retention_until_ms", "soon"),
+		refusal(lua.ReserveInvariantViolation, "INVALID_META_TIME", -1),
+	},
 
 	{"reservation of another request", "hash", func(w *world, _ *lua.ReserveArgs) {
 		w.setHash(w.scope.ReservationKey(rid), with(w.hash(reservation.StatusEnqueued), "request_id", "q9"))
@@ -117,31 +133,45 @@ var reserveFaults = []reserveFault{
 		w.setHash(w.scope.ReservationKey(rid), w.hash(reservation.StatusEnqueued))
 	}, lua.ReserveReply{ReservationID: rid, Remaining: -1, Status: "ENQUEUED", Replay: true}},
 
-	{"user marker", "", func(w *world, _ *lua.ReserveArgs) { w.setText(w.scope.UserKey(user), otherRID) },
-		lua.ReserveReply{Code: lua.ReserveUserAlreadyReserved, ReservationID: otherRID, Remaining: 10, Status: "USER_ALREADY_RESERVED"}},
-	{"version", "", setField(reservation.Scope.MetaKey, "version", "8"),
-		refusal(lua.ReserveVersionMismatch, "VERSION_MISMATCH", 10)},
+	{
+		"user marker", "", func(w *world, _ *lua.ReserveArgs) { w.setText(w.scope.UserKey(user), otherRID) },
+		lua.ReserveReply{Code: lua.ReserveUserAlreadyReserved, ReservationID: otherRID, Remaining: 10, Status: "USER_ALREADY_RESERVED"},
+	},
+	{
+		"version", "", setField(reservation.Scope.MetaKey, "version", "8"),
+		refusal(lua.ReserveVersionMismatch, "VERSION_MISMATCH", 10),
+	},
 	{"not started", "time", func(w *world, _ *lua.ReserveArgs) {
 		setField(reservation.Scope.MetaKey, "starts_at_ms", itoa(w.base+1))(w, nil)
 	}, refusal(lua.ReserveActivityNotStarted, "ACTIVITY_NOT_STARTED", 10)},
 	{"ended", "time", func(w *world, _ *lua.ReserveArgs) {
 		setField(reservation.Scope.MetaKey, "ends_at_ms", itoa(w.base))(w, nil)
 	}, refusal(lua.ReserveActivityEnded, "ACTIVITY_ENDED", 10)},
-	{"not active", "", setField(reservation.Scope.MetaKey, "state", "PAUSED"),
-		refusal(lua.ReserveActivityNotActive, "ACTIVITY_NOT_ACTIVE", 10)},
+	{
+		"not active", "", setField(reservation.Scope.MetaKey, "state", "PAUSED"),
+		refusal(lua.ReserveActivityNotActive, "ACTIVITY_NOT_ACTIVE", 10),
+	},
 
-	{"stock incomplete", "", dropField(reservation.Scope.StockKey, "reserved"),
-		refusal(lua.ReserveConfigMissing, "STOCK_CONFIG_MISSING", -1)},
-	{"stock not a number", "", setField(reservation.Scope.StockKey, "released_total", "none"),
-		refusal(lua.ReserveInvariantViolation, "WRONG_TYPE", -1)},
-	{"stock inconsistent", "", setField(reservation.Scope.StockKey, "initial", "11"),
-		refusal(lua.ReserveInvariantViolation, "STOCK_INVARIANT_VIOLATION", 10)},
+	{
+		"stock incomplete", "", dropField(reservation.Scope.StockKey, "reserved"),
+		refusal(lua.ReserveConfigMissing, "STOCK_CONFIG_MISSING", -1),
+	},
+	{
+		"stock not a number", "", setField(reservation.Scope.StockKey, "released_total", "none"),
+		refusal(lua.ReserveInvariantViolation, "WRONG_TYPE", -1),
+	},
+	{
+		"stock inconsistent", "", setField(reservation.Scope.StockKey, "initial", "11"),
+		refusal(lua.ReserveInvariantViolation, "STOCK_INVARIANT_VIOLATION", 10),
+	},
 	{"sold out", "", func(w *world, _ *lua.ReserveArgs) {
 		// initial stays: together with "stock inconsistent" it is 0 + 10 against 11
 		w.must(w.client.HSet(w.ctx(), w.scope.StockKey(), "available", 0, "reserved", 10).Err())
 	}, refusal(lua.ReserveSoldOut, "SOLD_OUT", 0)},
-	{"time to live too long", "", func(w *world, a *lua.ReserveArgs) { a.TTLMS = w.until - w.base },
-		refusal(lua.ReserveBadArgument, "RESERVATION_TTL_TOO_LONG", 10)},
+	{
+		"time to live too long", "", func(w *world, a *lua.ReserveArgs) { a.TTLMS = w.until - w.base },
+		refusal(lua.ReserveBadArgument, "RESERVATION_TTL_TOO_LONG", 10),
+	},
 }
 
 // isFinal says whether the reply is kept for its request_id.
@@ -172,9 +202,9 @@ func (w *world) expectReserve(a lua.ReserveArgs, want lua.ReserveReply) {
 
 // Each check alone, and each pair of checks: the earlier one answers.
 func TestReserveOrderOfChecks(t *testing.T) {
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		for i, first := range reserveFaults {
-			t.Run(first.name, func(t *testing.T) {
+			w.Run(first.name, func(t *testing.T) {
 				w := w.on(t)
 				w.sale(10, 0)
 				a := w.reserveArgs()
@@ -190,7 +220,7 @@ func TestReserveOrderOfChecks(t *testing.T) {
 				if first.group != "" && first.group == second.group {
 					continue
 				}
-				t.Run(first.name+" before "+second.name, func(t *testing.T) {
+				w.Run(first.name+" before "+second.name, func(t *testing.T) {
 					w := w.on(t)
 					w.sale(10, 0)
 					a := w.reserveArgs()
@@ -236,14 +266,14 @@ func TestReserveArguments(t *testing.T) {
 		"now at 2^53":          func(a *lua.ReserveArgs) { a.NowMS = reservation.MaxNumber },
 		"request with newline": func(a *lua.ReserveArgs) { a.RequestID = "q\n" },
 	}
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		w.sale(10, 0)
 		for name, spoil := range bad {
 			a := w.reserveArgs()
 			spoil(&a)
 			w.unchanged(func() {
 				if got := w.reserve(a); got != refusal(lua.ReserveBadArgument, "BAD_ARGUMENT", -1) {
-					t.Errorf("%s: %+v", name, got)
+					w.Errorf("%s: %+v", name, got)
 				}
 			})
 		}
@@ -253,7 +283,7 @@ func TestReserveArguments(t *testing.T) {
 // A retention that has passed on the server's clock is refused even when now_ms
 // says otherwise: PEXPIREAT into the past would delete the key.
 func TestReserveNeverExpiresIntoThePast(t *testing.T) {
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		w.sale(10, 0)
 		for name, set := range map[string]fields{
 			"starts after ends":       {"starts_at_ms": itoa(w.until - 60_000)},
@@ -274,7 +304,7 @@ func TestReserveNeverExpiresIntoThePast(t *testing.T) {
 				a.NowMS = now
 				w.unchanged(func() {
 					if got := w.reserve(a); got != refusal(lua.ReserveInvariantViolation, "INVALID_META_TIME", -1) {
-						t.Errorf("%s at %d: %+v", name, now, got)
+						w.Errorf("%s at %d: %+v", name, now, got)
 					}
 				})
 			}
@@ -288,7 +318,7 @@ func TestReserveKeptResults(t *testing.T) {
 		"x|r1|1|QUEUED|u1", "0|r1||QUEUED|u1", "0|r1|-2|QUEUED|u1", "0|r1|1.5|QUEUED|u1", "0|r1|1|queued|u1",
 		"0|r{1|1|QUEUED|u1", "-0|r1|1|QUEUED|u1",
 	}
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		w.sale(10, 0)
 		for _, value := range corrupted {
 			w.setHash(w.scope.RequestKey(request), fields{request: value})
@@ -296,7 +326,7 @@ func TestReserveKeptResults(t *testing.T) {
 				got := w.reserve(w.reserveArgs())
 				want := refusal(lua.ReserveInvariantViolation, "CORRUPTED_REQUEST_RESULT", -1)
 				if got != want {
-					t.Errorf("%q: %+v", value, got)
+					w.Errorf("%q: %+v", value, got)
 				}
 			})
 		}
@@ -305,9 +335,9 @@ func TestReserveKeptResults(t *testing.T) {
 
 // Codes 10 to 14 come before the stock is checked: what is no number is -1.
 func TestReserveRemainingWithoutStock(t *testing.T) {
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		for _, stock := range []fields{nil, {"available": "-1"}, {"available": "many"}} {
-			w := w.on(t)
+			w := w.fresh()
 			w.setHash(w.scope.MetaKey(), with(w.meta(), "state", "PREPARED"))
 			w.setHash(w.scope.StockKey(), stock)
 			w.expectReserve(w.reserveArgs(), refusal(lua.ReserveActivityNotActive, "ACTIVITY_NOT_ACTIVE", -1))

@@ -125,10 +125,7 @@ func (b *Batch) Run(ctx context.Context) error {
 			}
 			open -= len(outcomes)
 		case <-end:
-			end = nil
-			timer := time.NewTimer(settleGrace)
-			defer timer.Stop()
-			late = timer.C
+			end, late = nil, time.After(settleGrace)
 		case <-late:
 			b.abandon(ctx)
 			open = 0

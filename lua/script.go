@@ -22,8 +22,12 @@ func load(name string) *script {
 	if err != nil {
 		panic("lua: " + err.Error()) // the file is embedded: this cannot happen in a built binary
 	}
-	sum := sha1.Sum(source) //nolint:gosec // see the import
-	return &script{name: name, source: string(source), sha: hex.EncodeToString(sum[:]), command: "evalsha"}
+	return &script{name: name, source: string(source), sha: scriptSHA(string(source)), command: "evalsha"}
+}
+
+func scriptSHA(source string) string {
+	sum := sha1.Sum([]byte(source)) //nolint:gosec // see the import
+	return hex.EncodeToString(sum[:])
 }
 
 func loadReadOnly(name string) *script {

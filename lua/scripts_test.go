@@ -29,20 +29,20 @@ func call[A, R any](add func(*lua.Batch, reservation.Scope, A) *lua.Result[R], a
 
 func runCases(t *testing.T, cases []scriptCase) {
 	t.Helper()
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		for _, c := range cases {
-			t.Run(c.name, func(t *testing.T) {
+			w.Run(c.name, func(t *testing.T) {
 				w := w.on(t)
 				c.setup(w)
 				want := w.dump()
 				if diff := cmp.Diff(c.want, c.run(w)); diff != "" {
-					t.Errorf("reply (-want +got):\n%s", diff)
+					w.Errorf("reply (-want +got):\n%s", diff)
 				}
 				if c.writes != nil {
 					c.writes(w, want)
 				}
 				if diff := cmp.Diff(want, w.dump()); diff != "" {
-					t.Errorf("state after (-want +got):\n%s", diff)
+					w.Errorf("state after (-want +got):\n%s", diff)
 				}
 			})
 		}
@@ -95,6 +95,7 @@ func shardKey(w *world) string  { return w.scope.RequestKey(request) }
 func pendingKey(w *world) string {
 	return w.scope.IndexKey(reservation.SendPending)
 }
+
 func expiryKey(w *world) string {
 	return w.scope.IndexKey(reservation.ReservationExpiry)
 }
@@ -147,7 +148,7 @@ func TestTransition(t *testing.T) {
 	}
 	reserved, unknown, enqueued := reservation.StatusReserved, reservation.StatusSendUnknown, reservation.StatusEnqueued
 	rejected, pending := reservation.StatusRejected, reservation.StatusReleasePending
-	created, released := reservation.StatusOrderCreated, reservation.StatusReleased
+	created := reservation.StatusOrderCreated
 
 	cases := []scriptCase{
 		{"to SEND_UNKNOWN", in(reserved), to(unknown), answer(0, reserved, unknown), func(w *world, d dump) {
@@ -161,50 +162,66 @@ func TestTransition(t *testing.T) {
 			d.set(w, resvKey, "mq_position", "b,1,2,id")
 			d.members(w, reservation.SendPending)
 		}},
-		{"to ORDER_CREATED", then(in(enqueued), func(w *world) { w.setMember(reservation.SendPending, rid, 5) }),
+		{
+			"to ORDER_CREATED", then(in(enqueued), func(w *world) { w.setMember(reservation.SendPending, rid, 5) }),
 			to(created, ids("", "o1")), answer(0, enqueued, created), func(w *world, d dump) {
 				updated(created)(w, d)
 				d.set(w, resvKey, "order_id", "o1")
 				d.members(w, reservation.SendPending)
 				d.members(w, reservation.ReservationExpiry)
-			}},
-		{"to REJECTED", in(enqueued), to(rejected, func(_ *world, a *lua.TransitionArgs) { a.ErrorCode = "NO_STOCK" }),
+			},
+		},
+		{
+			"to REJECTED", in(enqueued), to(rejected, func(_ *world, a *lua.TransitionArgs) { a.ErrorCode = "NO_STOCK" }),
 			answer(0, enqueued, rejected), func(w *world, d dump) {
 				updated(rejected)(w, d)
 				d.set(w, resvKey, "error_code", "NO_STOCK")
 				d.members(w, reservation.ReservationExpiry, member(w.base))
-			}},
-		{"to RELEASE_PENDING puts a lost member back", then(in(reserved), noKey(expiryKey)), to(pending),
+			},
+		},
+		{
+			"to RELEASE_PENDING puts a lost member back", then(in(reserved), noKey(expiryKey)), to(pending),
 			answer(0, reserved, pending), func(w *world, d dump) {
 				updated(pending)(w, d)
 				d.members(w, reservation.SendPending)
 				d.members(w, reservation.ReservationExpiry, member(w.base))
-			}},
-		{"SEND_UNKNOWN again moves the retry forward", in(unknown), to(unknown, ids("other", "other")),
+			},
+		},
+		{
+			"SEND_UNKNOWN again moves the retry forward", in(unknown), to(unknown, ids("other", "other")),
 			answer(1, unknown, unknown), func(w *world, d dump) {
 				d.members(w, reservation.SendPending, member(w.base+5000))
-			}},
-		{"SEND_UNKNOWN again never moves it back", in(unknown),
-			to(unknown, func(w *world, a *lua.TransitionArgs) { a.NextRetryMS = w.base - 1 }), answer(1, unknown, unknown), nil},
-		{"SEND_UNKNOWN again puts a lost member back", then(in(unknown), noKey(pendingKey)), to(unknown),
+			},
+		},
+		{
+			"SEND_UNKNOWN again never moves it back", in(unknown),
+			to(unknown, func(w *world, a *lua.TransitionArgs) { a.NextRetryMS = w.base - 1 }), answer(1, unknown, unknown), nil,
+		},
+		{
+			"SEND_UNKNOWN again puts a lost member back", then(in(unknown), noKey(pendingKey)), to(unknown),
 			answer(1, unknown, unknown), func(w *world, d dump) {
 				d.members(w, reservation.SendPending, member(w.base+5000))
-			}},
+			},
+		},
 		{"idempotent writes nothing", in(enqueued), to(enqueued, func(_ *world, a *lua.TransitionArgs) {
 			a.Position, a.OrderID, a.MessageID, a.ErrorCode = "b,9,9,id", "o9", "other", "E"
 		}), answer(1, enqueued, enqueued), nil},
 		{"missing", nothing, to(enqueued), answer(2, "", enqueued), nil},
 		{"missing comes before illegal", nothing, to("NONSENSE"), answer(2, "", "NONSENSE"), nil},
-		{"another reservation in the hash, before same status", then(in(enqueued), resv("reservation_id", "r9")),
-			to(enqueued), answer(4, enqueued, enqueued), nil},
+		{
+			"another reservation in the hash, before same status", then(in(enqueued), resv("reservation_id", "r9")),
+			to(enqueued), answer(4, enqueued, enqueued), nil,
+		},
 		{"illegal comes before other ids", in(created), to(enqueued, ids("other", "other")), answer(3, created, enqueued), nil},
 		{"another message", in(reserved), to(enqueued, ids("other", "")), answer(4, reserved, enqueued), nil},
 		{"another order", then(in(enqueued), resv("order_id", "o1")), to(created, ids("", "o2")), answer(4, enqueued, created), nil},
-		{"the same order", then(in(enqueued), resv("order_id", "o1")), to(created, ids(message, "o1")),
+		{
+			"the same order", then(in(enqueued), resv("order_id", "o1")), to(created, ids(message, "o1")),
 			answer(0, enqueued, created), func(w *world, d dump) {
 				updated(created)(w, d)
 				d.members(w, reservation.ReservationExpiry)
-			}},
+			},
+		},
 		{"unknown target", in(reserved), to("NONSENSE"), answer(3, reserved, "NONSENSE"), nil},
 		{"unknown status", then(in(reserved), resv("status", "NONSENSE")), to(enqueued), answer(3, "NONSENSE", enqueued), nil},
 	}
@@ -214,20 +231,21 @@ func TestTransition(t *testing.T) {
 			if from == target || reservation.CanTransition(from, target) {
 				continue
 			}
-			cases = append(cases, scriptCase{"illegal " + string(from) + " to " + string(target), in(from), to(target),
-				answer(3, from, target), nil})
+			cases = append(cases, scriptCase{
+				"illegal " + string(from) + " to " + string(target), in(from), to(target),
+				answer(3, from, target), nil,
+			})
 		}
 	}
-	_ = released
 	runCases(t, cases)
 	t.Run("every legal pair", func(t *testing.T) {
-		onEach(t, func(t *testing.T, w *world) {
+		onEach(t, func(w *world) {
 			for _, from := range reservation.Statuses {
 				for _, target := range reservation.Statuses {
 					if !reservation.CanTransition(from, target) {
 						continue
 					}
-					w := w.on(t)
+					w := w.fresh()
 					w.reserved(from)
 					same[any](w, string(from)+" to "+string(target), to(target)(w), answer(0, from, target))
 					sameText(w, "status", w.field(hashKey(w), "status"), target)
@@ -267,8 +285,10 @@ func TestCompensate(t *testing.T) {
 		{"without released_total", then(in(pending), func(w *world) {
 			w.must(w.client.HDel(w.ctx(), stockKey(w), "released_total").Err())
 		}), run, answer(0, 10, true, released), gone(true)},
-		{"the marker names another reservation", then(in(pending), func(w *world) { w.setText(markerKey(w), otherRID) }),
-			run, answer(0, 10, false, released), gone(false)},
+		{
+			"the marker names another reservation", then(in(pending), func(w *world) { w.setText(markerKey(w), otherRID) }),
+			run, answer(0, 10, false, released), gone(false),
+		},
 		{"without marker", then(in(pending), noKey(markerKey)), run, answer(0, 10, false, released), gone(false)},
 		{"again", in(released), run, answer(1, 9, false, released), nil},
 		{"missing adds no stock", then(in(pending), noKey(hashKey)), run, answer(2, 9, false, ""), nil},
@@ -277,8 +297,10 @@ func TestCompensate(t *testing.T) {
 		{"SEND_UNKNOWN", in(reservation.StatusSendUnknown), run, answer(3, 9, false, reservation.StatusSendUnknown), nil},
 		{"ENQUEUED", in(reservation.StatusEnqueued), run, answer(3, 9, false, reservation.StatusEnqueued), nil},
 		{"ORDER_CREATED", in(reservation.StatusOrderCreated), run, answer(3, 9, false, reservation.StatusOrderCreated), nil},
-		{"no status", then(in(pending), func(w *world) { w.must(w.client.HDel(w.ctx(), hashKey(w), "status").Err()) }),
-			run, answer(3, 9, false, ""), nil},
+		{
+			"no status", then(in(pending), func(w *world) { w.must(w.client.HDel(w.ctx(), hashKey(w), "status").Err()) }),
+			run, answer(3, 9, false, ""), nil,
+		},
 		{"nothing reserved", then(in(pending), stock("reserved", "0", "initial", "9")), run, answer(4, 9, false, pending), nil},
 		{"invariant broken", then(in(pending), stock("initial", "11")), run, answer(4, 9, false, pending), nil},
 		{"stock gone", then(in(pending), noKey(stockKey)), run, answer(4, lua.Missing, false, pending), nil},
@@ -304,22 +326,32 @@ func TestRecordSend(t *testing.T) {
 		{"first send", in(reserved), run(lua.SendFirst, reserved, ""), answer(0, 1, 0), func(w *world, d dump) {
 			d.set(w, resvKey, "last_sent_at_ms", itoa(w.base), "send_count", "1")
 		}},
-		{"third send", then(in(reserved), resv("send_count", "2", "last_sent_at_ms", "5")), run(lua.SendFirst, reserved, ""),
+		{
+			"third send", then(in(reserved), resv("send_count", "2", "last_sent_at_ms", "5")), run(lua.SendFirst, reserved, ""),
 			answer(0, 3, 0), func(w *world, d dump) {
 				d.set(w, resvKey, "last_sent_at_ms", itoa(w.base), "send_count", "3")
-			}},
-		{"resend", then(in(enqueued), resv("send_count", "1", "resend_count", "1")), run(lua.SendAgain, enqueued, ""),
+			},
+		},
+		{
+			"resend", then(in(enqueued), resv("send_count", "1", "resend_count", "1")), run(lua.SendAgain, enqueued, ""),
 			answer(0, 1, 2), func(w *world, d dump) {
 				d.set(w, resvKey, "last_sent_at_ms", itoa(w.base), "resend_count", "2")
-			}},
-		{"the last attempt never moves back", then(in(reserved), resv("last_sent_at_ms", "9007199254740000")),
-			run(lua.SendFirst, reserved, ""), answer(0, 1, 0), func(w *world, d dump) { d.set(w, resvKey, "send_count", "1") }},
-		{"stored", then(in(enqueued), resv("send_count", "1")), run(lua.SendStored, enqueued, "b,0,7,id"), answer(0, 1, 0),
-			func(w *world, d dump) { d.set(w, resvKey, "mq_position", "b,0,7,id") }},
+			},
+		},
+		{
+			"the last attempt never moves back", then(in(reserved), resv("last_sent_at_ms", "9007199254740000")),
+			run(lua.SendFirst, reserved, ""), answer(0, 1, 0), func(w *world, d dump) { d.set(w, resvKey, "send_count", "1") },
+		},
+		{
+			"stored", then(in(enqueued), resv("send_count", "1")), run(lua.SendStored, enqueued, "b,0,7,id"), answer(0, 1, 0),
+			func(w *world, d dump) { d.set(w, resvKey, "mq_position", "b,0,7,id") },
+		},
 		{"missing", nothing, run(lua.SendFirst, reserved, ""), answer(2, 0, 0), nil},
 		{"status changed", in(enqueued), run(lua.SendFirst, reserved, ""), answer(3, 0, 0), nil},
-		{"another reservation comes first", then(in(enqueued), resv("reservation_id", "r9", "send_count", "4")),
-			run(lua.SendFirst, reserved, ""), answer(4, 4, 0), nil},
+		{
+			"another reservation comes first", then(in(enqueued), resv("reservation_id", "r9", "send_count", "4")),
+			run(lua.SendFirst, reserved, ""), answer(4, 4, 0), nil,
+		},
 	})
 }
 
@@ -344,24 +376,32 @@ func TestDefer(t *testing.T) {
 	}
 	runCases(t, []scriptCase{
 		{"moves and counts", in(reserved), run(pending, reserved, 700), answer(0, 1, reserved), moved(pending, 700, "1")},
-		{"counts on", then(in(enqueued), resv("retry_count", "41")), run(expiry, enqueued, 70_000), answer(0, 42, enqueued),
-			moved(expiry, 70_000, "42")},
+		{
+			"counts on", then(in(enqueued), resv("retry_count", "41")), run(expiry, enqueued, 70_000), answer(0, 42, enqueued),
+			moved(expiry, 70_000, "42"),
+		},
 		{"not later", then(in(enqueued), resv("retry_count", "3")), run(expiry, enqueued, 60_000), answer(1, 3, enqueued), nil},
 		{"never back", in(enqueued), run(expiry, enqueued, 10), answer(1, 0, enqueued), nil},
 		{"no member is not added", in(enqueued), run(pending, enqueued, 700), answer(1, 0, enqueued), nil},
 		{"status changed", in(enqueued), run(expiry, reserved, 70_000), answer(3, 0, enqueued), nil},
 		{"status changed comes before no member", in(enqueued), run(pending, reserved, 700), answer(3, 0, enqueued), nil},
 		{"hash gone", then(in(enqueued), noKey(hashKey)), run(expiry, enqueued, 70_000), answer(3, 0, ""), nil},
-		{"orphan", then(in(enqueued), noKey(hashKey)), run(expiry, lua.DeferHashMissing, 70_000), answer(0, 0, ""),
-			moved(expiry, 70_000, "")},
+		{
+			"orphan", then(in(enqueued), noKey(hashKey)), run(expiry, lua.DeferHashMissing, 70_000), answer(0, 0, ""),
+			moved(expiry, 70_000, ""),
+		},
 		{"no orphan after all", in(enqueued), run(expiry, lua.DeferHashMissing, 70_000), answer(3, 0, enqueued), nil},
 		{"hash without status is no orphan", then(in(enqueued), func(w *world) {
 			w.must(w.client.HDel(w.ctx(), hashKey(w), "status").Err())
 		}), run(expiry, lua.DeferHashMissing, 70_000), answer(3, 0, ""), nil},
-		{"unread", then(in(enqueued), resv("retry_count", "x")), run(expiry, lua.DeferHashUnread, 70_000), answer(0, 0, ""),
-			moved(expiry, 70_000, "")},
-		{"unread, of the wrong type", then(in(enqueued), func(w *world) { w.spoil(hashKey(w)) }),
-			run(expiry, lua.DeferHashUnread, 70_000), answer(0, 0, ""), moved(expiry, 70_000, "")},
+		{
+			"unread", then(in(enqueued), resv("retry_count", "x")), run(expiry, lua.DeferHashUnread, 70_000), answer(0, 0, ""),
+			moved(expiry, 70_000, ""),
+		},
+		{
+			"unread, of the wrong type", then(in(enqueued), func(w *world) { w.spoil(hashKey(w)) }),
+			run(expiry, lua.DeferHashUnread, 70_000), answer(0, 0, ""), moved(expiry, 70_000, ""),
+		},
 		{"nothing there", nothing, run(expiry, lua.DeferHashMissing, 700), answer(1, 0, ""), nil},
 	})
 }
@@ -390,10 +430,14 @@ func TestConfirm(t *testing.T) {
 		{"again", then(in(created), resv("order_id", "o1")), run("o1"), answer(1, created), nil},
 		{"again, order unknown", then(in(created), resv("order_id", "o1")), run(""), answer(1, created), nil},
 		{"again with another order", then(in(created), resv("order_id", "o1")), run("o2"), answer(4, created), nil},
-		{"another order", then(in(reservation.StatusRejected), resv("order_id", "o1")), run("o2"),
-			answer(4, reservation.StatusRejected), nil},
-		{"another reservation", then(in(reservation.StatusRejected), resv("reservation_id", "r9")), run("o1"),
-			answer(4, reservation.StatusRejected), nil},
+		{
+			"another order", then(in(reservation.StatusRejected), resv("order_id", "o1")), run("o2"),
+			answer(4, reservation.StatusRejected), nil,
+		},
+		{
+			"another reservation", then(in(reservation.StatusRejected), resv("reservation_id", "r9")), run("o1"),
+			answer(4, reservation.StatusRejected), nil,
+		},
 		{"missing", nothing, run("o1"), answer(2, ""), nil},
 	}
 	for _, status := range []reservation.Status{
@@ -414,10 +458,14 @@ func TestReindex(t *testing.T) {
 	lost := then(noKey(pendingKey), noKey(expiryKey))
 	cases := []scriptCase{
 		{"missing", nothing, run, answer(2, "", 0), nil},
-		{"another reservation", then(in(reservation.StatusEnqueued), lost, resv("reservation_id", "r9")), run,
-			answer(4, reservation.StatusEnqueued, 0), nil},
-		{"one of two", then(in(reservation.StatusReserved), noKey(expiryKey)), run, answer(0, reservation.StatusReserved, 1),
-			func(w *world, d dump) { d.members(w, reservation.ReservationExpiry, member(w.base+60_000)) }},
+		{
+			"another reservation", then(in(reservation.StatusEnqueued), lost, resv("reservation_id", "r9")), run,
+			answer(4, reservation.StatusEnqueued, 0), nil,
+		},
+		{
+			"one of two", then(in(reservation.StatusReserved), noKey(expiryKey)), run, answer(0, reservation.StatusReserved, 1),
+			func(w *world, d dump) { d.members(w, reservation.ReservationExpiry, member(w.base+60_000)) },
+		},
 	}
 	for _, status := range reservation.Statuses {
 		if status.Terminal() {
@@ -429,7 +477,8 @@ func TestReindex(t *testing.T) {
 		if status.Unsent() {
 			added = 2
 		}
-		cases = append(cases, scriptCase{string(status) + " lost", then(in(status), lost), run, answer(0, status, added),
+		cases = append(cases, scriptCase{
+			string(status) + " lost", then(in(status), lost), run, answer(0, status, added),
 			func(w *world, d dump) {
 				due := w.base + 60_000
 				if status.Releasing() {
@@ -439,7 +488,8 @@ func TestReindex(t *testing.T) {
 				if status.Unsent() {
 					d.members(w, reservation.SendPending, member(w.base+7))
 				}
-			}})
+			},
+		})
 	}
 	runCases(t, cases)
 }
@@ -455,8 +505,10 @@ func TestUnindex(t *testing.T) {
 	}
 	cases := []scriptCase{
 		{"missing", both, run, answer(2, "", 0), nil},
-		{"another reservation", then(in(reservation.StatusReleased), both, resv("reservation_id", "r9")), run,
-			answer(4, reservation.StatusReleased, 0), nil},
+		{
+			"another reservation", then(in(reservation.StatusReleased), both, resv("reservation_id", "r9")), run,
+			answer(4, reservation.StatusReleased, 0), nil,
+		},
 		{"others stay", then(in(reservation.StatusReleased), both, func(w *world) {
 			w.setMember(reservation.SendPending, otherRID, 3)
 		}), run, answer(0, reservation.StatusReleased, 2), func(w *world, d dump) {
@@ -480,7 +532,7 @@ func TestUnindex(t *testing.T) {
 }
 
 func TestSnapshot(t *testing.T) {
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		shot := func(w *world) lua.SnapshotReply {
 			w.Helper()
 			var got lua.SnapshotReply
@@ -490,7 +542,7 @@ func TestSnapshot(t *testing.T) {
 			now, err := w.client.(redis.Cmdable).Time(w.ctx()).Result()
 			w.must(err)
 			if d := now.UnixMilli() - got.TimeMS; d < 0 || d > 60_000 {
-				t.Errorf("time_ms is %d ms before TIME", d)
+				w.Errorf("time_ms is %d ms before TIME", d)
 			}
 			got.TimeMS = 0
 			return got

@@ -2,6 +2,7 @@ package lua_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -40,12 +41,12 @@ func newRunner(tb testing.TB, client redis.UniversalClient, options ...lua.Optio
 }
 
 // onEach runs a test on each of the four real Redis targets.
-func onEach(t *testing.T, test func(*testing.T, *world)) {
+func onEach(t *testing.T, test func(*world)) {
 	t.Helper()
 	for _, target := range stacktest.RedisTargets(t) {
 		t.Run(target.Name, func(t *testing.T) {
 			t.Parallel()
-			test(t, newWorld(t, newClient(t, target.Cluster, target.Addrs...)))
+			test(newWorld(t, newClient(t, target.Cluster, target.Addrs...)))
 		})
 	}
 }
@@ -53,7 +54,7 @@ func onEach(t *testing.T, test func(*testing.T, *world)) {
 // world is one scope on one Redis, with a state that a test can set, run
 // scripts on and dump.
 type world struct {
-	testing.TB
+	*testing.T
 	client redis.UniversalClient
 	runner *lua.Runner
 	scope  reservation.Scope
@@ -68,30 +69,28 @@ const (
 	otherRID           = "r2"
 )
 
-func newWorld(tb testing.TB, client redis.UniversalClient) *world {
+func newWorld(t *testing.T, client redis.UniversalClient) *world {
+	t.Helper()
 	base := time.Now().UnixMilli()
 	w := &world{
-		TB: tb, client: client, runner: newRunner(tb, client),
-		scope: stacktest.Scope(tb), base: base, until: base + time.Hour.Milliseconds(),
+		T: t, client: client, runner: newRunner(t, client),
+		scope: stacktest.Scope(t), base: base, until: base + time.Hour.Milliseconds(),
 	}
 	w.track()
 	return w
 }
 
-// fresh is the same world with a scope of its own.
-func (w *world) fresh() *world {
+// on is the world under a sub-test, with a scope of its own.
+func (w *world) on(t *testing.T) *world {
+	t.Helper()
 	next := *w
-	next.scope = stacktest.Scope(w.TB)
+	next.T, next.scope = t, stacktest.Scope(t)
 	next.track()
 	return &next
 }
 
-// on is the world under a sub-test.
-func (w *world) on(tb testing.TB) *world {
-	next := w.fresh()
-	next.TB = tb
-	return next
-}
+// fresh is the same world with a scope of its own.
+func (w *world) fresh() *world { return w.on(w.T) }
 
 // track names every key that a script of this test may touch.
 func (w *world) track() {
@@ -144,14 +143,6 @@ func with(f fields, pairs ...string) fields {
 	out := maps.Clone(f)
 	for i := 0; i < len(pairs); i += 2 {
 		out[pairs[i]] = pairs[i+1]
-	}
-	return out
-}
-
-func without(f fields, names ...string) fields {
-	out := maps.Clone(f)
-	for _, name := range names {
-		delete(out, name)
 	}
 	return out
 }
@@ -288,7 +279,7 @@ func (w *world) allExpireAtRetention() {
 func (w *world) field(key, name string) string {
 	w.Helper()
 	value, err := w.client.HGet(w.ctx(), key, name).Result()
-	if err != nil && err != redis.Nil {
+	if err != nil && !errors.Is(err, redis.Nil) {
 		w.Fatal(err)
 	}
 	return value
@@ -297,7 +288,7 @@ func (w *world) field(key, name string) string {
 func (w *world) score(index reservation.Index, id string) string {
 	w.Helper()
 	score, err := w.client.ZScore(w.ctx(), w.scope.IndexKey(index), id).Result()
-	if err == redis.Nil {
+	if errors.Is(err, redis.Nil) {
 		return "none"
 	}
 	w.must(err)
@@ -307,7 +298,7 @@ func (w *world) score(index reservation.Index, id string) string {
 func (w *world) text(key string) string {
 	w.Helper()
 	value, err := w.client.Get(w.ctx(), key).Result()
-	if err != nil && err != redis.Nil {
+	if err != nil && !errors.Is(err, redis.Nil) {
 		w.Fatal(err)
 	}
 	return value

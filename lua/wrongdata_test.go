@@ -48,7 +48,9 @@ func subjects() []subject {
 		{
 			"reserve", func(w *world) { w.sale(10, 0) }, full, stockNumbers,
 			try((*lua.Batch).Reserve, (*world).reserveArgs),
-			func(r any) bool { return r == refusal(lua.ReserveInvariantViolation, "WRONG_TYPE", -1) || missingStock(r) },
+			func(r any) bool {
+				return r == refusal(lua.ReserveInvariantViolation, "WRONG_TYPE", -1) || missingStock(r)
+			},
 		},
 		{
 			"transition", in(reservation.StatusReserved), indexed, nil,
@@ -58,14 +60,16 @@ func subjects() []subject {
 		},
 		{
 			"compensate", then(in(reservation.StatusReleasePending), soldOut),
-			[]key{stockKey, markerKey, hashKey, pendingKey, expiryKey, soldOutKey}, stockNumbers,
+			[]key{stockKey, markerKey, hashKey, pendingKey, expiryKey, soldOutKey},
+			stockNumbers,
 			try((*lua.Batch).Compensate, func(w *world) lua.CompensateArgs {
 				return lua.CompensateArgs{ReservationID: rid, UserID: user, Reason: "x", NowMS: w.base}
 			}),
 			func(r any) bool { return r.(lua.CompensateReply).Code == lua.CompensateInvariantViolation },
 		},
 		{
-			"snapshot", in(reservation.StatusReserved), []key{metaKey, stockKey, pendingKey, expiryKey},
+			"snapshot", in(reservation.StatusReserved),
+			[]key{metaKey, stockKey, pendingKey, expiryKey},
 			map[string]key{
 				"retention_until_ms": metaKey, "initial": stockKey, "available": stockKey, "reserved": stockKey,
 				"released_total": stockKey,
@@ -85,7 +89,9 @@ func subjects() []subject {
 			}), nil,
 		},
 		{
-			"defer", in(reservation.StatusReserved), []key{hashKey, pendingKey}, map[string]key{"retry_count": hashKey},
+			"defer", in(reservation.StatusReserved),
+			[]key{hashKey, pendingKey},
+			map[string]key{"retry_count": hashKey},
 			try((*lua.Batch).Defer, func(w *world) lua.DeferArgs {
 				return lua.DeferArgs{
 					ReservationID: rid, Index: reservation.SendPending, Expected: reservation.StatusReserved, NextMS: w.base + 9,
@@ -99,14 +105,16 @@ func subjects() []subject {
 			}), nil,
 		},
 		{
-			"record_send", in(reservation.StatusReserved), []key{hashKey},
+			"record_send", in(reservation.StatusReserved),
+			[]key{hashKey},
 			map[string]key{"send_count": hashKey, "resend_count": hashKey, "last_sent_at_ms": hashKey},
 			try((*lua.Batch).RecordSend, func(w *world) lua.RecordSendArgs {
 				return lua.RecordSendArgs{ReservationID: rid, Expected: reservation.StatusReserved, Kind: lua.SendFirst, NowMS: w.base}
 			}), nil,
 		},
 		{
-			"reindex", lost, indexed, map[string]key{"expires_at_ms": hashKey},
+			"reindex", lost, indexed,
+			map[string]key{"expires_at_ms": hashKey},
 			try((*lua.Batch).Reindex, func(w *world) lua.ReindexArgs { return lua.ReindexArgs{ReservationID: rid, NowMS: w.base} }), nil,
 		},
 		{
@@ -115,12 +123,15 @@ func subjects() []subject {
 			try((*lua.Batch).Unindex, func(*world) lua.UnindexArgs { return lua.UnindexArgs{ReservationID: rid} }), nil,
 		},
 		{
-			"mark_user", then(in(reservation.StatusEnqueued), noKey(markerKey)), []key{hashKey, markerKey}, nil,
+			"mark_user", then(in(reservation.StatusEnqueued), noKey(markerKey)),
+			[]key{hashKey, markerKey},
+			nil,
 			try((*lua.Batch).MarkUser, func(*world) lua.MarkUserArgs { return lua.MarkUserArgs{ReservationID: rid, UserID: user} }), nil,
 		},
 		{
 			"adopt_orphan", then(in(reservation.StatusReserved), noKey(hashKey)),
-			[]key{metaKey, shardKey, hashKey, pendingKey, expiryKey}, map[string]key{"retention_until_ms": metaKey},
+			[]key{metaKey, shardKey, hashKey, pendingKey, expiryKey},
+			map[string]key{"retention_until_ms": metaKey},
 			try((*lua.Batch).AdoptOrphan, func(w *world) lua.AdoptOrphanArgs {
 				return lua.AdoptOrphanArgs{
 					ReservationID: rid, RequestID: request, UserID: user, MessageID: message, SchemaVersion: 1, NowMS: w.base,
@@ -128,11 +139,15 @@ func subjects() []subject {
 			}), nil,
 		},
 		{
-			"provision", nothing, []key{metaKey, stockKey}, nil,
+			"provision", nothing,
+			[]key{metaKey, stockKey},
+			nil,
 			try((*lua.Batch).Provision, (*world).provisionArgs), nil,
 		},
 		{
-			"set_state", func(w *world) { w.sale(9, 1) }, []key{metaKey}, nil,
+			"set_state", func(w *world) { w.sale(9, 1) },
+			[]key{metaKey},
+			nil,
 			try((*lua.Batch).SetState, func(*world) lua.SetStateArgs {
 				return lua.SetStateArgs{Expected: lua.StateActive, Target: lua.StatePaused}
 			}), nil,
@@ -141,7 +156,9 @@ func subjects() []subject {
 }
 
 // An empty number of the stock is an incomplete stock.
-func missingStock(r any) bool { return r == refusal(lua.ReserveConfigMissing, "STOCK_CONFIG_MISSING", -1) }
+func missingStock(r any) bool {
+	return r == refusal(lua.ReserveConfigMissing, "STOCK_CONFIG_MISSING", -1)
+}
 
 // refuses demands that the script refuses the key without any write.
 func (w *world) refuses(s subject, key, what string) {
@@ -166,9 +183,9 @@ func (w *world) refuses(s subject, key, what string) {
 }
 
 func TestWrongTypesAreRefusedBeforeAnyWrite(t *testing.T) {
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		for _, s := range subjects() {
-			t.Run(s.script, func(t *testing.T) {
+			w.Run(s.script, func(t *testing.T) {
 				for _, key := range s.keys {
 					w := w.on(t)
 					s.setup(w)
@@ -181,10 +198,10 @@ func TestWrongTypesAreRefusedBeforeAnyWrite(t *testing.T) {
 				got, err := s.run(w)
 				w.must(err)
 				if s.refused != nil && s.refused(got) {
-					t.Fatalf("the set-up is refused: %+v", got)
+					w.Fatalf("the set-up is refused: %+v", got)
 				}
 				if s.script != "snapshot" && equal(before, w.dump()) {
-					t.Fatalf("the set-up does not lead to a write: %+v", got)
+					w.Fatalf("the set-up does not lead to a write: %+v", got)
 				}
 			})
 		}
@@ -192,10 +209,10 @@ func TestWrongTypesAreRefusedBeforeAnyWrite(t *testing.T) {
 }
 
 func TestWrongNumbersAreRefusedBeforeAnyWrite(t *testing.T) {
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		for _, s := range subjects() {
 			for field, key := range s.numbers {
-				t.Run(s.script+" "+field, func(t *testing.T) {
+				w.Run(s.script+" "+field, func(t *testing.T) {
 					w := w.on(t)
 					s.setup(w)
 					for _, value := range notNumbers {
@@ -233,9 +250,9 @@ func TestMoreWrongDataIsRefused(t *testing.T) {
 		{"snapshot", "an infinite score", score(reservation.ReservationExpiry, math.Inf(-1)), expiryKey},
 		{"restore", "a corrupted request field", func(w *world) { w.setHash(shardKey(w), fields{request: "0|r1"}) }, shardKey},
 	}
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		for _, c := range cases {
-			w := w.on(t)
+			w := w.fresh()
 			s := all[c.script]
 			s.setup(w)
 			c.spoil(w)
@@ -307,7 +324,7 @@ func TestWrongArgumentsAreRefusedBeforeAnyWrite(t *testing.T) {
 			return a
 		})},
 	}
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		w.reserved(reservation.StatusReserved)
 		for _, c := range cases {
 			w.refuses(subject{script: "arguments", run: c.run}, c.key, c.key)
@@ -323,11 +340,11 @@ func TestWrongArgumentsAreRefusedBeforeAnyWrite(t *testing.T) {
 
 // A scope that cannot be one is refused before anything is sent.
 func TestInvalidScope(t *testing.T) {
-	onEach(t, func(t *testing.T, w *world) {
+	onEach(t, func(w *world) {
 		w.scope.SKUID = "a}b"
 		_, err := one(w, func(b *lua.Batch) *lua.Result[lua.SnapshotReply] { return b.Snapshot(w.scope) })
 		if !errors.Is(err, lua.ErrInvalidArgument) || !errors.Is(err, reservation.ErrInvalidID) || lua.Classify(err) != lua.ClassData {
-			t.Errorf("got %v", err)
+			w.Errorf("got %v", err)
 		}
 	})
 }
