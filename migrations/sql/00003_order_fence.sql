@@ -615,7 +615,7 @@ END $$;
 CREATE FUNCTION seckill.purge_claims(claimed_before timestamptz, after_id text DEFAULT '', max_rows integer DEFAULT 5000)
 RETURNS TABLE (examined bigint, purged bigint, "position" text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = seckill, pg_temp SET row_security = off SET seckill.purging = 'on' AS $$
+SET search_path = seckill, pg_temp SET row_security = off AS $$
 #variable_conflict use_column
 DECLARE
     page text[];
@@ -631,6 +631,8 @@ BEGIN
         RETURN QUERY SELECT 0::bigint, 0::bigint, NULL::text;
         RETURN;
     END IF;
+    -- Not as a SET clause of the function, which takes a superuser to write.
+    PERFORM set_config('seckill.purging', 'on', true);
     WITH gone AS (
         DELETE FROM reservation_claim AS c
         WHERE c.reservation_id = ANY (page)
@@ -649,6 +651,7 @@ BEGIN
         RETURNING 1
     )
     SELECT count(*) INTO purged FROM gone;
+    PERFORM set_config('seckill.purging', 'off', true);
     examined := cardinality(page);
     "position" := CASE WHEN examined = greatest(max_rows, 1) THEN page[cardinality(page)] END;
     RETURN NEXT;
