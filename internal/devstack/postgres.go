@@ -2,15 +2,16 @@ package devstack
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 const (
@@ -165,40 +166,28 @@ func withPostgres(ctx context.Context, dsn string, do func(*pgx.Conn) error) (er
 	return do(conn)
 }
 
-// The group roles of the schema and the login roles that the environment file
-// names. The migrations create the group roles too; they are made here so that
-// the logins are their members whichever comes first.
-var (
-	groupRoles = []string{"seckill_consumer", "seckill_daemon", "seckill_operator", "seckill_installer"}
-	logins     = map[string][]string{
-		daemonLogin:   {"seckill_daemon", "seckill_operator"},
-		consumerLogin: {"seckill_consumer"},
-	}
-)
+// Database is the database that the environment file names.
+const Database = "seckill"
 
+// The login roles that the environment file names, for the daemon and for the
+// simulated order consumer.
 const (
 	daemonLogin   = "reconciler"
 	consumerLogin = "shop_consumer"
-	// Database is the database that the environment file names.
-	Database = "seckill"
 )
 
 // PrepareDatabase creates [Database] and the login roles `reconciler` (daemon
 // and operator) and `shop_consumer`, each only if it is absent.
 func (s *Stack) PrepareDatabase(ctx context.Context) error {
 	err := withPostgres(ctx, s.PostgresURL("postgres", superuser), func(conn *pgx.Conn) error {
-		for _, role := range groupRoles {
-			if err := createRole(ctx, conn, role, "NOLOGIN"); err != nil {
-				return err
-			}
+		if err := EnsureRole(ctx, conn, "seckill_installer", "NOLOGIN"); err != nil {
+			return err
 		}
-		for login, groups := range logins {
-			if err := createRole(ctx, conn, login, "LOGIN"); err != nil {
-				return err
-			}
-			if _, err := conn.Exec(ctx, "GRANT "+strings.Join(groups, ", ")+" TO "+login); err != nil {
-				return err
-			}
+		if err := EnsureLogin(ctx, conn, daemonLogin, "seckill_daemon", "seckill_operator"); err != nil {
+			return err
+		}
+		if err := EnsureLogin(ctx, conn, consumerLogin, "seckill_consumer"); err != nil {
+			return err
 		}
 		var exists bool
 		if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", Database).Scan(&exists); err != nil || exists {
@@ -213,11 +202,39 @@ func (s *Stack) PrepareDatabase(ctx context.Context) error {
 	return nil
 }
 
-func createRole(ctx context.Context, conn *pgx.Conn, name, attribute string) error {
-	var exists bool
-	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", name).Scan(&exists); err != nil || exists {
+// EnsureLogin makes a login role a member of group roles, creating what is
+// absent. The migrations create the group roles too; they are made here so that
+// a login is their member whichever comes first.
+func EnsureLogin(ctx context.Context, conn *pgx.Conn, login string, groups ...string) error {
+	if err := EnsureRole(ctx, conn, login, "LOGIN"); err != nil {
 		return err
 	}
-	_, err := conn.Exec(ctx, "CREATE ROLE "+pgx.Identifier{name}.Sanitize()+" "+attribute)
-	return err
+	for _, group := range groups {
+		if err := EnsureRole(ctx, conn, group, "NOLOGIN"); err != nil {
+			return err
+		}
+		if _, err := conn.Exec(ctx, "GRANT "+quote(group)+" TO "+quote(login)); err != nil {
+			return fmt.Errorf("make role %s a member of %s: %w", login, group, err)
+		}
+	}
+	return nil
 }
+
+// EnsureRole creates a role with an attribute, LOGIN or NOLOGIN, if it is
+// absent. Roles belong to the whole server: another database's migration may
+// be creating the same one.
+func EnsureRole(ctx context.Context, conn *pgx.Conn, name, attribute string) error {
+	var exists bool
+	err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", name).Scan(&exists)
+	if err == nil && !exists {
+		_, err = conn.Exec(ctx, "CREATE ROLE "+quote(name)+" "+attribute)
+	}
+	const duplicateObject, uniqueViolation = "42710", "23505"
+	refused, ok := errors.AsType[*pgconn.PgError](err)
+	if err == nil || ok && (refused.Code == duplicateObject || refused.Code == uniqueViolation) {
+		return nil
+	}
+	return fmt.Errorf("create role %s: %w", name, err)
+}
+
+func quote(name string) string { return pgx.Identifier{name}.Sanitize() }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -242,6 +243,7 @@ func (l launch) start(locks []*os.File, deathsig syscall.Signal) (*exec.Cmd, ide
 type spawner struct {
 	jobs chan func()
 	done chan struct{}
+	end  sync.Once
 }
 
 func newSpawner() *spawner {
@@ -264,6 +266,6 @@ func (s *spawner) do(job func()) {
 }
 
 func (s *spawner) close() {
-	close(s.jobs)
+	s.end.Do(func() { close(s.jobs) })
 	<-s.done
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -252,6 +253,19 @@ func TestSingleServicesCanBeBroken(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "CREATE TABLE kept AS SELECT current_setting('deadlock_timeout') AS setting"); err != nil {
 		t.Fatal(err)
 	}
+
+	t.Run("a service outlives the thread that asked for it", func(t *testing.T) {
+		restarted := make(chan error)
+		go func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+			restarted <- stack.Redis().Restart(t.Context())
+		}()
+		if err := <-restarted; err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Millisecond)
+		ping(t, stack)
+	})
 
 	t.Run("a paused server answers when it is resumed", func(t *testing.T) { pauseAndResume(t, stack, conn) })
 

@@ -121,21 +121,13 @@ var migrationsHash = sync.OnceValues(func() (string, error) {
 })
 
 // LoginURL is the URL of the same database for a login role that is a member
-// of the group role, such as seckill_consumer, and has no other rights. Both
-// roles are created if they are absent, and shared by all tests of the stack.
-func LoginURL(tb testing.TB, stack *devstack.Stack, databaseURL, group string) string {
+// of the group roles, such as seckill_consumer, and has no other rights. Roles
+// that are absent are created; all tests of the stack share them.
+func LoginURL(tb testing.TB, stack *devstack.Stack, databaseURL string, groups ...string) string {
 	tb.Helper()
-	login := "test_" + group
+	login := "test_" + strings.Join(groups, "_")
 	admin(tb, stack, func(ctx context.Context, conn *pgx.Conn) error {
-		return inLock(ctx, conn, func() error {
-			for role, attribute := range map[string]string{group: "NOLOGIN", login: "LOGIN"} {
-				if err := createRole(ctx, conn, role, attribute); err != nil {
-					return err
-				}
-			}
-			_, err := conn.Exec(ctx, "GRANT "+quote(group)+" TO "+quote(login))
-			return err
-		})
+		return inLock(ctx, conn, func() error { return devstack.EnsureLogin(ctx, conn, login, groups...) })
 	})
 	u, err := url.Parse(databaseURL)
 	if err != nil {
@@ -171,15 +163,3 @@ func inLock(ctx context.Context, conn *pgx.Conn, do func() error) error {
 	_, err := conn.Exec(ctx, "SELECT pg_advisory_unlock($1)", adminLock)
 	return err
 }
-
-func createRole(ctx context.Context, conn *pgx.Conn, name, attribute string) error {
-	var exists bool
-	err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", name).Scan(&exists)
-	if err != nil || exists {
-		return err
-	}
-	_, err = conn.Exec(ctx, "CREATE ROLE "+quote(name)+" "+attribute)
-	return err
-}
-
-func quote(name string) string { return pgx.Identifier{name}.Sanitize() }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -116,7 +117,7 @@ func (o *ownTurn) take(tb testing.TB) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.users == 0 {
-		path := filepath.Join(os.TempDir(), "seckill-stacktest-"+userName()+".lock")
+		path := filepath.Join(os.TempDir(), fmt.Sprintf("seckill-stacktest-%d.lock", os.Getuid()))
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 		if err != nil {
 			tb.Fatalf("open the lock of own stacks: %v", err)
@@ -134,13 +135,6 @@ func (o *ownTurn) take(tb testing.TB) {
 			_ = o.lock.Close()
 		}
 	})
-}
-
-func userName() string {
-	if name := os.Getenv("USER"); name != "" {
-		return name
-	}
-	return "nobody"
 }
 
 // unique is a name that no other test of any run has.

@@ -150,11 +150,14 @@ func withCommand(dir *string) *cobra.Command {
 		Use: "with -- COMMAND [ARGUMENT…]", Short: "Run a command while the stack is up; exit with its status",
 		Example: "  devstack with --dir .run/test --for-tests -- go test ./...",
 		Args:    cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if !devstack.IsUp(*dir) {
 				defer func() {
 					ctx := context.WithoutCancel(cmd.Context()) // also after Ctrl-C
-					err = errors.Join(err, devstack.Down(ctx, *dir, cmd.ErrOrStderr()))
+					if err := devstack.Down(ctx, *dir, cmd.ErrOrStderr()); err != nil {
+						// The command's own status is what the caller needs.
+						fmt.Fprintln(cmd.ErrOrStderr(), "devstack: end the stack:", err)
+					}
 				}()
 			}
 			if _, err := flags.up(cmd.Context(), *dir, cmd.ErrOrStderr()); err != nil {
