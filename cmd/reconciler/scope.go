@@ -16,9 +16,10 @@ import (
 )
 
 func newScope(a *app) *cobra.Command {
-	cmd := group("scope", "See and hold the stock buckets of activities",
+	cmd := group("scope", "Create, see and hold the stock buckets of activities",
 		"A scope is one stock bucket: an activity, a SKU, an activity version and a bucket.",
-		newScopeList(a), newScopeHold(a), newScopeUnhold(a))
+		newScopeCreate(a), newScopeImport(a), newScopeList(a), newScopeShow(a),
+		newScopePause(a), newScopeResume(a), newScopeClose(a), newScopeHold(a), newScopeUnhold(a))
 	cmd.Example = "  reconciler scope list --activity 10001"
 	return cmd
 }

@@ -1,0 +1,57 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/seckill/reconciler/reservation"
+)
+
+// Times are the times of a scope's meta, in milliseconds since 1970.
+type Times struct {
+	StartsAtMS       int64
+	EndsAtMS         int64
+	RetentionUntilMS int64
+}
+
+// ScopeTimes reads the times of a scope's meta; [redis.Nil] when there is none.
+func (s *Store) ScopeTimes(ctx context.Context, scope reservation.Scope) (Times, error) {
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	values, err := s.reading.HMGet(bound, scope.MetaKey(), "starts_at_ms", "ends_at_ms", "retention_until_ms").Result()
+	if err != nil {
+		return Times{}, fmt.Errorf("read the times of %s: %w", scope, err)
+	}
+	var numbers [3]int64
+	for i, v := range values {
+		text, ok := v.(string)
+		if !ok {
+			return Times{}, redis.Nil
+		}
+		if numbers[i], err = reservation.ParseNumber(text); err != nil {
+			return Times{}, fmt.Errorf("read the times of %s: %w", scope, err)
+		}
+	}
+	return Times{numbers[0], numbers[1], numbers[2]}, nil
+}
+
+// raiseVersion sets the key unless it holds a higher number already. The key
+// has no hash tag, so that it is in no scope's slot: it has its own script.
+var raiseVersion = redis.NewScript(`
+local current = redis.call('GET', KEYS[1])
+if current and (tonumber(current) or 0) > tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PXAT', ARGV[2])
+return 1
+`)
+
+// RaiseVersion makes version the value of key, unless a higher one is there.
+// Running it twice does no harm. The key expires at until.
+func (s *Store) RaiseVersion(ctx context.Context, key string, version int64, until time.Time) error {
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	return raiseVersion.Run(bound, s.reading, []string{key}, strconv.FormatInt(version, 10), until.UnixMilli()).Err()
+}
