@@ -127,8 +127,7 @@ func (s *Store) fenceOnce(ctx context.Context, reason string, ids, tags []string
 
 // fenceError turns what the function raises into typed errors.
 func fenceError(err error) error {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch refused.Code {
 		case stateFenceNotReady:
 			var problems []string

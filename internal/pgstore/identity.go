@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -120,7 +121,7 @@ func checkIdentity(ctx context.Context, tx pgx.Tx, seen []Identity) (IdentityChe
 		VALUES ($1, $2, '0/0'::pg_lsn + $3::numeric)
 		ON CONFLICT (only_row) DO UPDATE SET system_identifier = excluded.system_identifier, timeline = excluded.timeline,
 			wal_position = excluded.wal_position, checked_at = clock_timestamp()`,
-		now.SystemIdentifier, now.Timeline, fmt.Sprint(now.WALPosition)); err != nil {
+		now.SystemIdentifier, now.Timeline, strconv.FormatUint(now.WALPosition, 10)); err != nil {
 		return IdentityCheck{}, err
 	}
 	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM seckill.manual_task WHERE kind = $1 AND state IN ('open', 'approved'))`,

@@ -18,8 +18,10 @@ SELECT coalesce(c.reservation_id, o.reservation_id),
        c.outcome, c.activity_id, c.sku_id, c.activity_version, c.bucket_id, c.user_id, c.order_id, c.reason, c.claimed_by, c.claimed_at,
        o.order_id, o.request_id, o.activity_id, o.sku_id, o.activity_version, o.bucket_id, o.user_id, o.active, o.created_at,
        o.reservation_id IS NOT NULL
-FROM (SELECT * FROM seckill.reservation_claim WHERE reservation_id = ANY ($1::text[])) AS c
-FULL JOIN (SELECT * FROM seckill.order_evidence WHERE reservation_id = ANY ($1::text[])) AS o
+FROM (SELECT reservation_id, outcome, activity_id, sku_id, activity_version, bucket_id, user_id, order_id, reason, claimed_by, claimed_at
+      FROM seckill.reservation_claim WHERE reservation_id = ANY ($1::text[])) AS c
+FULL JOIN (SELECT reservation_id, order_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id, active, created_at
+           FROM seckill.order_evidence WHERE reservation_id = ANY ($1::text[])) AS o
        ON o.reservation_id COLLATE "C" = c.reservation_id`
 
 // Records reads claim and orders of each reservation (P of protocol §2) in one

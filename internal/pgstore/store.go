@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -93,7 +94,7 @@ func prepareSession(ctx context.Context, conn *pgx.Conn, statementTimeout time.D
 		set_config('statement_timeout', $1, false),
 		CASE WHEN current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')
 		     THEN set_config('synchronous_commit', 'on', false) END`,
-		fmt.Sprint(max(statementTimeout.Milliseconds(), 1)))
+		strconv.FormatInt(max(statementTimeout.Milliseconds(), 1), 10))
 	if err != nil {
 		return fmt.Errorf("prepare the PostgreSQL session: %w", err)
 	}
@@ -151,8 +152,7 @@ const (
 )
 
 func sqlState(err error) string {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return refused.Code
 	}
 	return ""

@@ -84,8 +84,7 @@ func order(ctx context.Context, db interface {
 }
 
 func state(err error) string {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return refused.Code
 	}
 	return ""

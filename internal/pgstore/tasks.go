@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -190,7 +191,7 @@ func (s *Store) ResolveTask(ctx context.Context, id int64, actor, reason string)
 			return err
 		}
 		return addAudit(ctx, tx, AuditEntry{
-			Actor: actor, Action: "task_resolved", Scope: t.Scope, Subject: fmt.Sprint(id), Reason: reason,
+			Actor: actor, Action: "task_resolved", Scope: t.Scope, Subject: strconv.FormatInt(id, 10), Reason: reason,
 			Detail: map[string]any{"kind": t.Kind, "cause": t.Cause},
 		})
 	})
