@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/seckill/reconciler/internal/rocketmq/remoting"
@@ -64,8 +65,22 @@ type Evidence struct {
 	turn chan struct{} // holds one token: whoever has it owns the fields below
 
 	peers    map[string]*remoting.Peer // by broker address
+	forgetMS int64                     // nothing reserved before is asked for any more; 0: unknown
+
+	indexing sync.Mutex // guards the map: queues are swept side by side
 	indexes  map[queueKey]*queueIndex
-	forgetMS int64 // nothing reserved before is asked for any more; 0: unknown
+}
+
+func (e *Evidence) index(key queueKey) *queueIndex {
+	e.indexing.Lock()
+	defer e.indexing.Unlock()
+	return e.indexes[key]
+}
+
+func (e *Evidence) setIndex(key queueKey, x *queueIndex) {
+	e.indexing.Lock()
+	defer e.indexing.Unlock()
+	e.indexes[key] = x
 }
 
 // queueKey names a queue.

@@ -1,12 +1,17 @@
 package rocketmq_test
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/apache/rocketmq-client-go/v2/consumer"
 	"github.com/apache/rocketmq-client-go/v2/primitive"
 
+	"github.com/seckill/reconciler/internal/devstack/faultproxy"
 	"github.com/seckill/reconciler/internal/devstack/stacktest"
+	"github.com/seckill/reconciler/internal/rocketmq"
 	"github.com/seckill/reconciler/reservation"
 )
 
@@ -57,5 +62,302 @@ func TestMessagesThatDie(t *testing.T) {
 	b.want(reservation.MessageDead, "", sent[2:]...)
 	if e := b.gather(unplaced(sent[1:2]))[sent[1].MessageID]; e.State != reservation.MessagePending {
 		t.Errorf("after a replay: %+v, want PENDING", e)
+	}
+}
+
+func TestAResentMessageCountsByItsStrongestCopy(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	sent := b.send(4)
+	b.consumeUntil(reservation.MessageConsumed, sent, 16, consumeAll)
+	again := b.sendIDs([]string{sent[0].MessageID})[0]
+	again.Sends = 2
+
+	b.want(reservation.MessagePending, "", again) // at its new position, which does not count for two sends
+	stale := again
+	stale.Position = sent[0].Position
+	b.want(reservation.MessagePending, "", stale) // at its old position
+	b.want(reservation.MessageConsumed, "", sent[1:]...)
+}
+
+func TestOnlyTheConsumersTagIsDelivered(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	others := b.send(20) // without the tag: another application's
+	b.cfg.Tag = "orders"
+	b.sender = b.newSender(b.cfg)
+	b.evidence = b.newEvidence(b.cfg)
+	sent := b.send(20)
+	b.want(reservation.MessagePending, "", sent...)
+
+	delivered := 0
+	h, stop := b.consume("orders", 16, func(msg *primitive.MessageExt, _ int) consumer.ConsumeResult {
+		if msg.GetTags() != "orders" {
+			delivered++
+		}
+		return consumer.ConsumeSuccess
+	})
+	h.await(t, 1, sent...)
+	for _, q := range sent {
+		b.eventually(reservation.MessageConsumed, q)
+	}
+	stop()
+	if delivered > 0 {
+		t.Errorf("%d messages without the tag were delivered", delivered)
+	}
+	b.want(reservation.MessageConsumed, "", sent...)
+	// Passed without being delivered: the offset cannot tell, the claim can.
+	for _, q := range others {
+		b.eventually(reservation.MessageConsumed, q)
+	}
+}
+
+func TestAGroupOrTopicThatDoesNotExistIsUnknown(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	sent := b.send(3)
+
+	misspelt := b.cfg
+	misspelt.ConsumerGroup = group + "-x"
+	b.evidence = b.newEvidence(misspelt)
+	b.want(reservation.MessageUnknown, rocketmq.UnknownGroup, sent...)
+	b.want(reservation.MessageUnknown, rocketmq.UnknownGroup, sent...) // asking did not create it
+
+	missing := b.cfg
+	missing.Topic = topic + "-x"
+	b.evidence = b.newEvidence(missing)
+	b.want(reservation.MessageUnknown, rocketmq.UnknownNoRoute, sent...)
+
+	down := b.cfg
+	down.NameServers = []string{deadAddr(t)}
+	b.evidence = b.newEvidence(down)
+	b.want(reservation.MessageUnknown, rocketmq.UnknownNameServers, sent...)
+
+	b.evidence = b.newEvidence(b.cfg)
+	b.want(reservation.MessageUnknown, rocketmq.UnknownInvalidQuery,
+		rocketmq.Query{MessageID: "a|b", ReservedAtMS: nowMS()}, rocketmq.Query{MessageID: "a"})
+	b.want(reservation.MessagePending, "", sent...)
+}
+
+func TestPassedOffsetsProveNothingForPOP(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	sent := b.send(4)
+	b.consumeUntil(reservation.MessageConsumed, sent, 16, consumeAll)
+	waiting := b.send(2)
+
+	b.cfg.ConsumerProtocol = rocketmq.ProtocolPOP
+	b.evidence = b.newEvidence(b.cfg)
+	b.want(reservation.MessageUnknown, rocketmq.UnknownPOP, sent...)
+	b.want(reservation.MessagePending, "", waiting...)
+	b.want(reservation.MessageUnknown, rocketmq.UnknownPOP, rocketmq.Query{MessageID: b.ids(1)[0], ReservedAtMS: nowMS()})
+}
+
+func TestOffsetsThatWereReset(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 1)
+	b := newBench(t, stack, topic, group)
+	sent := b.send(10)
+	for _, svc := range stack.Brokers() {
+		b.commit(svc, 1<<40) // skipped without being delivered
+	}
+	b.want(reservation.MessageConsumed, "", sent...)
+	for _, svc := range stack.Brokers() {
+		b.commit(svc, 0) // and back: all of it will be delivered once more
+	}
+	b.want(reservation.MessagePending, "", sent...)
+}
+
+func TestARegistryThatCannotBeUsedIsUnknown(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	sent := b.send(3)
+	b.registry.breakWith(errors.New("database is down"))
+	b.want2(reservation.MessagePending, reservation.MessageUnknown, rocketmq.UnknownRegistry, sent...)
+	b.registry.breakWith(nil)
+	b.want(reservation.MessagePending, "", sent...)
+
+	// A broker that was seen and is not in the route; and one with more queues than it has now.
+	if err := b.registry.Record(t.Context(), []rocketmq.ExpectedQueue{{Broker: "gone", Topic: topic, Queues: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	b.want2(reservation.MessagePending, reservation.MessageUnknown, rocketmq.UnknownBrokerMissing, sent...)
+	b.registry.forget("gone")
+	b.want(reservation.MessagePending, "", sent...)
+	name := stack.Brokers()[0].Name()
+	if err := b.registry.Record(t.Context(), []rocketmq.ExpectedQueue{{Broker: name, Topic: topic, Queues: 3}}); err != nil {
+		t.Fatal(err)
+	}
+	b.want2(reservation.MessagePending, reservation.MessageUnknown, rocketmq.UnknownQueueMissing, sent...)
+	b.registry.forget(name)
+	b.want(reservation.MessagePending, "", sent...)
+}
+
+func TestClocksThatDisagreeAreUnknown(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	absent := rocketmq.Query{MessageID: b.ids(1)[0], ReservedAtMS: nowMS()}
+	half := rocketmq.DefaultSweepMargin / 2
+	for _, tt := range []struct {
+		skew time.Duration
+		want reservation.MessageState
+	}{
+		{0, reservation.MessageAbsent},
+		{half - 30*time.Second, reservation.MessageAbsent},
+		{30*time.Second - half, reservation.MessageAbsent},
+		{half + 30*time.Second, reservation.MessageUnknown},
+		{-half - 30*time.Second, reservation.MessageUnknown},
+	} {
+		e := b.evidence.Gather(t.Context(), nowMS()+tt.skew.Milliseconds(), []rocketmq.Query{absent})[absent.MessageID]
+		if e.State != tt.want || (e.State == reservation.MessageUnknown && e.Cause != rocketmq.UnknownClockSkew) {
+			t.Errorf("Redis %s ahead: %+v, want %s", tt.skew, e, tt.want)
+		}
+	}
+}
+
+func TestAWindowThatDoesNotFitIsUnknown(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 1)
+	b := newBench(t, stack, topic, group)
+	old := b.send(300)
+	time.Sleep(20 * time.Millisecond)
+	recent := b.send(40)
+	b.cfg.MaxSweepMessages, b.cfg.SweepMargin = 200, 5*time.Millisecond
+	b.evidence = b.newEvidence(b.cfg)
+	old, recent = unplaced(old), unplaced(recent)
+
+	found := b.gather(append(old, recent...))
+	for _, q := range old[:10] { // the earliest
+		if e := found[q.MessageID]; e.State != reservation.MessageUnknown || e.Cause != rocketmq.UnknownWindowTooLarge {
+			t.Fatalf("%s is %+v, want UNKNOWN %s", q.MessageID, e, rocketmq.UnknownWindowTooLarge)
+		}
+	}
+	for id, e := range b.gather(recent) { // asked alone, they fit: what the others needed was dropped
+		if e.State != reservation.MessagePending {
+			t.Fatalf("%s is %+v, want PENDING", id, e)
+		}
+	}
+}
+
+func TestMessagesSweptBeforeTheyWereAskedFor(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	first := b.send(100)
+	b.want(reservation.MessagePending, "", first[0]) // sweeps all of them
+	second := b.send(100)
+	b.want(reservation.MessagePending, "", second[99])
+	b.want(reservation.MessagePending, "", append(first, second...)...)
+
+	older := first[7]
+	older.ReservedAtMS -= 3_600_000 // an older start back-fills
+	b.want(reservation.MessagePending, "", older)
+	if err := b.evidence.Forget(t.Context(), nowMS()+rocketmq.DefaultSweepMargin.Milliseconds()+60_000); err != nil {
+		t.Fatal(err)
+	}
+	b.want(reservation.MessagePending, "", append(first, second...)...) // forgotten, and read again
+}
+
+func TestABrokerThatHangsIsBounded(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	proxies := proxyBrokers(t, stack)
+	b.cfg = proxies.config(b.cfg)
+	b.cfg.RequestTimeout = 500 * time.Millisecond
+	b.evidence = b.newEvidence(b.cfg)
+	sent := b.send(40)
+	b.want(reservation.MessagePending, "", sent...)
+
+	hung := stack.Brokers()[1].Name()
+	for name, faults := range map[string]faultproxy.Faults{
+		"hangs": {Stall: true}, "answers nothing": {DropReplies: true}, "resets": {CutAfter: 100},
+	} {
+		proxies.brokers[hung].Set(faults)
+		began := time.Now()
+		placed, swept := b.gather(sent), b.gather(unplaced(sent))
+		if took := time.Since(began); took > 15*time.Second {
+			t.Errorf("%s: two passes took %s", name, took)
+		}
+		for _, q := range sent {
+			position, _ := rocketmq.ParsePosition(q.Position)
+			want := reservation.MessagePending // known by its position on the healthy broker
+			if position.Broker == hung {
+				want = reservation.MessageUnknown
+			}
+			if e := placed[q.MessageID]; e.State != want {
+				t.Fatalf("%s: %s at %s is %+v, want %s", name, q.MessageID, q.Position, e, want)
+			}
+			if e := swept[q.MessageID]; e.State != reservation.MessageUnknown || e.Cause != rocketmq.UnknownBroker {
+				t.Fatalf("%s: %s without position is %+v, want UNKNOWN", name, q.MessageID, e)
+			}
+		}
+		proxies.brokers[hung].Set(faultproxy.Faults{})
+		b.eventually(reservation.MessagePending, sent[0])
+		b.want(reservation.MessagePending, "", sent...)
+	}
+}
+
+func TestAPassEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	sent := unplaced(b.send(10))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for id, e := range b.evidence.Gather(ctx, nowMS(), sent) {
+		if e.State != reservation.MessageUnknown || e.Cause == "" {
+			t.Errorf("%s: %+v", id, e)
+		}
+	}
+	if len(b.evidence.Gather(t.Context(), nowMS(), nil)) != 0 {
+		t.Error("no query has an answer")
+	}
+	b.want(reservation.MessagePending, "", sent...)
+}
+
+func TestProbe(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 3)
+	b := newBench(t, stack, topic, group)
+	h, err := b.evidence.Probe(t.Context())
+	if err != nil || h.Err() != nil || !h.TopicExists || !h.GroupKnown || h.Queues != 6 || len(h.Brokers) != 2 {
+		t.Errorf("%+v, %v, %v", h, h.Err(), err)
+	}
+	if seen, err := b.registry.Expected(t.Context(), topic); err != nil || len(seen) != 2 || seen[0].Queues != 3 {
+		t.Errorf("recorded %v, %v", seen, err)
+	}
+	missing := b.cfg
+	missing.Topic, missing.ConsumerGroup = topic+"-x", group+"-x"
+	if h, err = b.newEvidence(missing).Probe(t.Context()); err != nil || h.TopicExists || h.GroupKnown || h.Err() == nil {
+		t.Errorf("missing topic: %+v, %v", h, err)
+	}
+	half := b.cfg
+	half.NameServers = append(half.NameServers, deadAddr(t))
+	if h, err = b.newEvidence(half).Probe(t.Context()); err != nil || h.Err() != nil || h.NameServers[half.NameServers[1]] == nil {
+		t.Errorf("one of two name servers: %+v, %v", h, err)
+	}
+	down := b.cfg
+	down.NameServers = []string{fakeRoute(t, 1, map[string]string{"b": deadAddr(t)}).addr()}
+	if h, err = b.newEvidence(down).Probe(t.Context()); err != nil || h.Err() == nil || h.Brokers["b"] == nil {
+		t.Errorf("broker down: %+v, %v", h, err)
 	}
 }

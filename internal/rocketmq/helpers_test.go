@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -160,7 +161,38 @@ func (b *bench) sendIDs(ids []string) []rocketmq.Query {
 		}
 		queries = append(queries, rocketmq.Query{MessageID: r.MessageID, ReservedAtMS: reserved, Sends: 1, Position: r.Position})
 	}
+	b.awaitQueued(queries)
 	return queries
+}
+
+// awaitQueued waits until the queues show what was sent: a broker acknowledges
+// a message when its log has it, and puts it into its queue a moment later.
+func (b *bench) awaitQueued(queries []rocketmq.Query) {
+	b.t.Helper()
+	last := make(map[string]rocketmq.Position)
+	for _, q := range queries {
+		position, err := rocketmq.ParsePosition(q.Position)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		key := fmt.Sprint(position.Broker, position.Queue)
+		if position.Offset >= last[key].Offset {
+			last[key] = position
+		}
+	}
+	for _, position := range last {
+		peer := remoting.NewPeer(b.stack.Service(position.Broker).Addr(), remoting.Options{})
+		for deadline := time.Now().Add(testLimit); ; time.Sleep(2 * time.Millisecond) {
+			next, err := peer.MaxOffset(b.t.Context(), b.cfg.Topic, position.Queue)
+			if err == nil && next > position.Offset {
+				break
+			}
+			if time.Now().After(deadline) {
+				b.t.Fatalf("position %s is not in its queue: next offset %d, %v", position, next, err)
+			}
+		}
+		peer.Close()
+	}
 }
 
 func nowMS() int64 { return time.Now().UnixMilli() }
@@ -186,6 +218,42 @@ func (b *bench) want(state reservation.MessageState, cause string, queries ...ro
 			if e := found[q.MessageID]; e.State != state || e.Cause != cause {
 				b.t.Fatalf("%s position: %s is %+v, want %s %s", name, q.MessageID, e, state, cause)
 			}
+		}
+	}
+}
+
+// want2 checks queries that a verified position decides one way, and that are
+// UNKNOWN if a sweep has to decide.
+func (b *bench) want2(placed, swept reservation.MessageState, cause string, queries ...rocketmq.Query) {
+	b.t.Helper()
+	for id, e := range b.gather(queries) {
+		if e.State != placed {
+			b.t.Fatalf("with position: %s is %+v, want %s", id, e, placed)
+		}
+	}
+	for id, e := range b.gather(unplaced(queries)) {
+		if e.State != swept || e.Cause != cause {
+			b.t.Fatalf("without position: %s is %+v, want %s %s", id, e, swept, cause)
+		}
+	}
+}
+
+// commit sets the group's offset on all queues of the topic on a broker.
+func (b *bench) commit(svc *devstack.Service, offset int64) {
+	b.t.Helper()
+	const updateConsumerOffset = 15
+	peer := b.peer(svc)
+	ranges, err := peer.TopicStats(b.t.Context(), b.cfg.Topic)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for queue, kept := range ranges {
+		_, err := peer.Do(b.t.Context(), updateConsumerOffset, map[string]string{
+			"consumerGroup": b.cfg.ConsumerGroup, "topic": b.cfg.Topic, "queueId": strconv.Itoa(int(queue)),
+			"commitOffset": strconv.FormatInt(min(offset, kept.Max), 10),
+		}, nil)
+		if err != nil {
+			b.t.Fatal(err)
 		}
 	}
 }
@@ -327,4 +395,27 @@ func (b *bench) peer(svc *devstack.Service) *remoting.Peer {
 	p := remoting.NewPeer(svc.Addr(), remoting.Options{})
 	b.t.Cleanup(p.Close)
 	return p
+}
+
+// eventually waits until the sweep sees the state.
+func (b *bench) eventually(state reservation.MessageState, query rocketmq.Query) {
+	b.t.Helper()
+	for deadline := time.Now().Add(testLimit); ; time.Sleep(50 * time.Millisecond) {
+		e := b.gather(unplaced([]rocketmq.Query{query}))[query.MessageID]
+		if e.State == state {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.t.Fatalf("%s is %+v after %s, want %s", query.MessageID, e, testLimit, state)
+		}
+	}
+}
+
+func containsAll(s string, parts ...string) bool {
+	for _, part := range parts {
+		if !strings.Contains(s, part) {
+			return false
+		}
+	}
+	return true
 }

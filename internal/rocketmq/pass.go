@@ -106,6 +106,8 @@ type brokerPass struct {
 	committed map[queueKey]int64 // the group's offsets; no entry: nothing passed
 	delivered map[int]int64      // delay level → offset
 	ranges    map[string]map[int32]remoting.QueueRange
+	mu        sync.Mutex // guards windows and coverage while queues are swept
+	windows   map[queueKey]queueWindow
 	coverage  map[string]coverage // by topic; no entry: complete
 	stale     bool                // what is kept of the broker's queues is worthless
 	problem   *problem
@@ -230,7 +232,7 @@ func (p *pass) newBroker(name string) *brokerPass {
 	return &brokerPass{
 		p: p, name: name,
 		committed: make(map[queueKey]int64), ranges: make(map[string]map[int32]remoting.QueueRange),
-		coverage: make(map[string]coverage),
+		windows: make(map[queueKey]queueWindow), coverage: make(map[string]coverage),
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -13,26 +12,30 @@ import (
 )
 
 // sweep brings the indexes of all queues up to date, on all brokers at once.
+// What is not needed any more is forgotten everywhere before anything is read,
+// so that its room is free for whichever queue comes first.
 func (p *pass) sweep(ctx context.Context) {
-	kept := &budget{}
+	run := &sweepRun{startMS: p.windowStart()}
 	var total int64
 	for _, x := range p.e.indexes {
 		total += x.len()
 	}
-	kept.left.Store(p.e.cfg.MaxSweepMessages - total)
-	crowded := total > p.e.cfg.MaxSweepMessages/2
-	startMS := p.windowStart()
-	var mu sync.Mutex // guards the map of indexes
-	p.each(ctx, func(b *brokerPass, ctx context.Context) error {
-		return b.sweep(ctx, sweepRun{startMS: startMS, kept: kept, crowded: crowded, mu: &mu})
-	})
+	run.kept.left.Store(p.e.cfg.MaxSweepMessages - total)
+	run.crowded = total > p.e.cfg.MaxSweepMessages/2
+	for _, step := range []func(*brokerPass, context.Context, queueKey, *sweepRun) error{
+		(*brokerPass).prepareQueue, (*brokerPass).fillQueue,
+	} {
+		p.each(ctx, func(b *brokerPass, ctx context.Context) error {
+			return b.eachQueue(ctx, func(ctx context.Context, key queueKey) error { return step(b, ctx, key, run) })
+		})
+	}
 }
 
+// sweepRun is what the queues of one sweep share.
 type sweepRun struct {
-	startMS int64
-	kept    *budget
-	crowded bool // forget what this pass does not ask for
-	mu      *sync.Mutex
+	startMS int64 // the earliest store time that matters
+	crowded bool  // forget what this pass does not ask for
+	kept    budget
 }
 
 // windowStart is the earliest time from which an open query's message can be stored.
@@ -53,26 +56,16 @@ func (p *pass) startOf(i int) int64 {
 // queuesAtOnce is how many queues of one broker are swept at once.
 const queuesAtOnce = 4
 
-func (b *brokerPass) sweep(ctx context.Context, run sweepRun) error {
-	cfg := b.p.e.cfg
+// eachQueue runs a step for every queue that has to be swept.
+func (b *brokerPass) eachQueue(ctx context.Context, step func(context.Context, queueKey) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(queuesAtOnce)
-	var mu sync.Mutex // guards b.coverage
 	for topic, ranges := range b.ranges {
-		if topic == cfg.Topic && !b.p.anyNeedsTopic() {
+		if topic == b.p.e.cfg.Topic && !b.p.anyNeedsTopic() {
 			continue
 		}
-		for _, kept := range ranges {
-			group.Go(func() error {
-				key := queueKey{b.name, topic, kept.Queue}
-				covered, err := b.sweepQueue(ctx, key, kept, run)
-				mu.Lock()
-				defer mu.Unlock()
-				if covered.sinceMS > b.coverage[topic].sinceMS {
-					b.coverage[topic] = covered
-				}
-				return err
-			})
+		for queue := range ranges {
+			group.Go(func() error { return step(ctx, queueKey{b.name, topic, queue}) })
 		}
 	}
 	return group.Wait()
@@ -87,34 +80,57 @@ func (p *pass) anyNeedsTopic() bool {
 	return false
 }
 
-// sweepQueue brings one queue's index up to date and says what it covers.
-func (b *brokerPass) sweepQueue(ctx context.Context, key queueKey, kept remoting.QueueRange, run sweepRun) (coverage, error) {
-	q := queueReader{peer: b.peer, topic: key.topic, queue: key.queue, ours: b.relevant(key.topic)}
-	w, err := b.window(ctx, q, key, kept, run)
+func (b *brokerPass) reader(key queueKey) queueReader {
+	return queueReader{peer: b.peer, topic: key.topic, queue: key.queue, ours: b.relevant(key.topic)}
+}
+
+// prepareQueue finds out which part of the queue matters, and drops what is
+// kept of the rest.
+func (b *brokerPass) prepareQueue(ctx context.Context, key queueKey, run *sweepRun) error {
+	q := b.reader(key)
+	w, err := b.window(ctx, q, key, run)
 	if err != nil {
-		return coverage{}, err
+		return err
 	}
-	run.mu.Lock()
-	x := b.p.e.indexes[key]
-	run.mu.Unlock()
-	x, err = q.sync(ctx, x, w.window, run.kept)
-	run.mu.Lock()
-	b.p.e.indexes[key] = x
-	run.mu.Unlock()
+	x, err := q.prepare(ctx, b.p.e.index(key), w.window, &run.kept)
 	if err != nil {
-		return coverage{}, err
+		return err
 	}
+	b.p.e.setIndex(key, x)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.windows[key] = w
+	return nil
+}
+
+// fillQueue reads what is missing, and notes what of the window is not covered.
+func (b *brokerPass) fillQueue(ctx context.Context, key queueKey, run *sweepRun) error {
+	b.mu.Lock()
+	w := b.windows[key]
+	b.mu.Unlock()
+	q, x := b.reader(key), b.p.e.index(key)
+	if err := q.fill(ctx, x, w.window, &run.kept); err != nil {
+		return err
+	}
+	covered := coverage{}
 	switch {
-	case x.to < w.max:
-		return coverage{math.MaxInt64, UnknownWindowTooLarge}, nil
+	case x.to < w.max, x.len() == 0 && max(w.start, w.min) < w.max:
+		covered = coverage{math.MaxInt64, UnknownWindowTooLarge}
 	case x.from > max(w.start, w.min):
 		first, err := q.record(ctx, x.from)
-		return coverage{first.StoreMS + 1, UnknownWindowTooLarge}, err
+		if err != nil {
+			return err
+		}
+		covered = coverage{first.StoreMS + 1, UnknownWindowTooLarge}
 	case w.mayLackOlder && b.info.EarliestMS > run.startMS:
-		return coverage{b.info.EarliestMS + 1, UnknownRetention}, nil
-	default:
-		return coverage{}, nil
+		covered = coverage{b.info.EarliestMS + 1, UnknownRetention}
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if covered.sinceMS > b.coverage[key.topic].sinceMS {
+		b.coverage[key.topic] = covered
+	}
+	return nil
 }
 
 type queueWindow struct {
@@ -126,7 +142,8 @@ type queueWindow struct {
 
 // window is the part of a queue that matters: from the earliest store time in
 // the topic and %DLQ%, from the first record that is not passed in the others.
-func (b *brokerPass) window(ctx context.Context, q queueReader, key queueKey, kept remoting.QueueRange, run sweepRun) (queueWindow, error) {
+func (b *brokerPass) window(ctx context.Context, q queueReader, key queueKey, run *sweepRun) (queueWindow, error) {
+	kept := b.ranges[key.topic][key.queue]
 	w := queueWindow{window: window{min: kept.Min, max: kept.Max}}
 	switch key.topic {
 	case b.p.e.cfg.retryTopic():
@@ -188,7 +205,7 @@ func (b *brokerPass) confirmHits(ctx context.Context) error {
 	for topic, ranges := range b.ranges {
 		for queue := range ranges {
 			key := queueKey{b.name, topic, queue}
-			x := b.p.e.indexes[key]
+			x := b.p.e.index(key)
 			if x == nil {
 				continue
 			}

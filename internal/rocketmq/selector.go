@@ -17,7 +17,7 @@ const (
 // attempt is one send in the library's hands.
 type attempt struct {
 	ctx    context.Context //nolint:containedctx // the library does not hand it to a selector
-	broker string // set by the selector
+	broker string          // set by the selector
 }
 
 // brokerState is what the selector knows of a broker.
@@ -83,9 +83,10 @@ func (b *brokerState) learn(result SendResult) {
 	switch result.Cause {
 	case CauseDialFailed, CauseSendTimeout, CauseConnectionLost, CauseNoRoute:
 		b.proven = false
-		b.failures++
-		rest := min(shortestRest<<min(b.failures-1, 10), longestRest)
-		b.restUntil = time.Now().Add(rest)
+		if now := time.Now(); !now.Before(b.restUntil) { // sends that fail together are one failure
+			b.restUntil = now.Add(min(shortestRest<<min(b.failures, 10), longestRest))
+			b.failures++
+		}
 	case CauseBrokerBusy, CauseNoPermission, CauseTopicMissing:
 		b.proven = true
 		b.restUntil = time.Now().Add(shortestRest)

@@ -41,7 +41,8 @@ func (q queueReader) record(ctx context.Context, offset int64) (remoting.Record,
 		return remoting.Record{}, err
 	}
 	if len(pulled.Records) != 1 || pulled.Records[0].QueueOffset != offset {
-		return remoting.Record{}, fmt.Errorf("%w: no record at offset %d of %s", errQueueChanged, offset, q)
+		return remoting.Record{}, fmt.Errorf("%w: no record at offset %d of %s (code %d, %d to %d)",
+			errQueueChanged, offset, q, pulled.Code, pulled.Min, pulled.Max)
 	}
 	return pulled.Records[0], nil
 }
@@ -142,35 +143,53 @@ type window struct {
 	keepFrom int64 // what is before it may be forgotten
 }
 
-// sync brings the index up to date: the tail first, then what is missing before
-// it, newest first, so that an interruption or a used-up budget costs the oldest
-// messages. What was read is kept even if it returns an error. Afterwards the
-// index holds everything from index.from on if index.to ≥ w.max.
-func (q queueReader) sync(ctx context.Context, x *queueIndex, w window, b *budget) (*queueIndex, error) {
-	x, err := q.validate(ctx, x, w, b)
-	if err != nil {
-		return x, err
+// prepare forgets what does not matter any more, or all of it if the broker
+// lost or replaced the tail that the index knows: offsets are reused then, and
+// the fingerprints are those of messages that are gone.
+func (q queueReader) prepare(ctx context.Context, x *queueIndex, w window, b *budget) (*queueIndex, error) {
+	if x == nil {
+		return newQueueIndex(w.max), nil
+	}
+	stale := x.len() == 0 || x.to > w.max || x.to-1 < w.min
+	if !stale {
+		last, err := q.record(ctx, x.to-1)
+		if err != nil && !errors.Is(err, errQueueChanged) {
+			return nil, err
+		}
+		stale = err != nil || markOf(last) != x.last
+	}
+	if stale {
+		b.giveBack(x.len())
+		return newQueueIndex(w.max), nil
 	}
 	b.giveBack(x.trim(max(w.min, w.keepFrom)))
+	return x, nil
+}
+
+// fill reads the tail, and then what is missing before the index, newest first,
+// so that an interruption or a used-up budget costs the oldest messages. What
+// was read is kept even if it returns an error. Afterwards the index holds
+// everything from x.from on, provided that x.to reached w.max.
+func (q queueReader) fill(ctx context.Context, x *queueIndex, w window, b *budget) error {
 	for x.to < w.max {
 		n := b.take(min(sweepChunk, w.max-x.to))
 		if n == 0 {
-			return x, nil
+			return nil
 		}
 		if err := q.fetch(ctx, x, x.to, x.to+n, b); err != nil {
-			return x, err
+			return err
 		}
 	}
 	for start := max(w.start, w.min); x.from > start; {
 		n := b.take(min(sweepChunk, x.from-start))
 		if n == 0 {
-			return x, nil
+			return nil
 		}
 		if err := q.fetch(ctx, x, x.from-n, x.from, b); err != nil {
-			return x, err
+			return err
 		}
 	}
-	return x, nil
+	return nil
 }
 
 func (q queueReader) fetch(ctx context.Context, x *queueIndex, from, to int64, b *budget) error {
@@ -185,26 +204,4 @@ func (q queueReader) fetch(ctx context.Context, x *queueIndex, from, to int64, b
 	}
 	x.add(run)
 	return nil
-}
-
-// validate starts afresh if there is no index yet, or the broker lost or
-// replaced the tail that the index knows: offsets are reused then, and the
-// fingerprints are those of messages that are gone.
-func (q queueReader) validate(ctx context.Context, x *queueIndex, w window, b *budget) (*queueIndex, error) {
-	if x == nil {
-		return newQueueIndex(w.max), nil
-	}
-	stale := x.len() == 0 || x.to > w.max || x.to-1 < w.min
-	if !stale {
-		last, err := q.record(ctx, x.to-1)
-		if err != nil && !errors.Is(err, errQueueChanged) {
-			return x, err
-		}
-		stale = err != nil || markOf(last) != x.last
-	}
-	if !stale {
-		return x, nil
-	}
-	b.giveBack(x.len())
-	return newQueueIndex(w.max), nil
 }
