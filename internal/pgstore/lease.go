@@ -195,8 +195,9 @@ func (l *Lease) outwait(ctx context.Context) error {
 // one afterwards.
 func refuseTransactionPooler(ctx context.Context, conn *pgx.Conn, config *pgx.ConnConfig) error {
 	const pidSQL = `SELECT pg_backend_pid()`
+	simple := pgx.QueryExecModeSimpleProtocol // a pooler may not know prepared statements
 	var ours, theirs, oursNow int
-	if err := conn.QueryRow(ctx, pidSQL).Scan(&ours); err != nil {
+	if err := conn.QueryRow(ctx, pidSQL, simple).Scan(&ours); err != nil {
 		return err
 	}
 	other, err := pgx.ConnectConfig(ctx, config.Copy())
@@ -209,10 +210,10 @@ func refuseTransactionPooler(ctx context.Context, conn *pgx.Conn, config *pgx.Co
 		return err
 	}
 	defer func() { _ = tx.Rollback(ctx) }() // the connection is closed in any case
-	if err := tx.QueryRow(ctx, pidSQL).Scan(&theirs); err != nil {
+	if err := tx.QueryRow(ctx, pidSQL, simple).Scan(&theirs); err != nil {
 		return err
 	}
-	if err := conn.QueryRow(ctx, pidSQL).Scan(&oursNow); err != nil {
+	if err := conn.QueryRow(ctx, pidSQL, simple).Scan(&oursNow); err != nil {
 		return err
 	}
 	if ours == theirs || ours != oursNow {
