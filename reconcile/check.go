@@ -1,0 +1,157 @@
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Severity says what a finding means for a run's verdict: critical and error
+// findings are drift, warnings and infos are only reported (interface §7).
+type Severity string
+
+// The severities of findings.
+const (
+	SeverityCritical Severity = "critical"
+	SeverityError    Severity = "error"
+	SeverityWarning  Severity = "warning"
+	SeverityInfo     Severity = "info"
+)
+
+// Drift says whether a finding of this severity is drift.
+func (s Severity) Drift() bool { return s == SeverityCritical || s == SeverityError }
+
+// RepairKind says who may put a finding right.
+type RepairKind string
+
+// The kinds of repair.
+const (
+	RepairAutomatic RepairKind = "automatic" // by a script that checks its reason again
+	RepairManual    RepairKind = "manual"    // by a person
+	RepairNone      RepairKind = "none"      // another check names what is to be repaired
+)
+
+// RepairState says how far a repair has come.
+type RepairState string
+
+// The states of a repair.
+const (
+	RepairStateNone            RepairState = "none"
+	RepairStatePlanned         RepairState = "planned"
+	RepairStateDone            RepairState = "done"
+	RepairStateFailed          RepairState = "failed"
+	RepairStatePendingApproval RepairState = "pending_approval"
+)
+
+// The checks that exist. Their names are those of protocol §5.
+const (
+	CheckConfigMissing      = "config_missing"
+	CheckInvariantBroken    = "invariant_broken"
+	CheckAllocationMismatch = "allocation_mismatch"
+	CheckCountDrift         = "count_drift"
+	CheckUnregisteredScope  = "unregistered_scope"
+)
+
+// Check is one thing that a run may look for.
+type Check struct {
+	ID       string     `json:"id"`
+	Severity Severity   `json:"severity"`
+	Level    string     `json:"level"`    // quick, set or deep: the cheapest pass that includes it
+	Compares string     `json:"compares"` // what with what
+	Cost     string     `json:"cost"`     // what it reads
+	Repair   RepairKind `json:"repair"`
+	Advice   string     `json:"advice"` // what a person does about a finding
+
+	needs   needs
+	compare func(*skuReading) []contradiction
+}
+
+// needs are the reads that a check rests on, so that a run makes only those
+// that its checks call for.
+type needs struct {
+	config    bool // the fields of meta and stock, one by one
+	orders    bool // the orders of each scope, counted
+	siblings  bool // the stocks of all buckets of a version
+	allOrders bool // the orders of all versions of the SKU, counted
+}
+
+// registry lists the checks, cheapest first. A check is an item of its own: it
+// sees a reading and says what contradicts.
+var registry = []Check{
+	{
+		ID: CheckConfigMissing, Severity: SeverityCritical, Level: ModeQuick,
+		Compares: "the registry with the keys meta and stock of each confirmed scope",
+		Cost:     "two HMGET a scope",
+		Repair:   RepairManual,
+		Advice:   "the keys are never filled again: find out what removed them, and restore Redis or close the version",
+		needs:    needs{config: true}, compare: missingConfig,
+	},
+	{
+		ID: CheckInvariantBroken, Severity: SeverityCritical, Level: ModeQuick,
+		Compares: "initial with available + reserved of each scope, none of them negative",
+		Cost:     "one script call a scope",
+		Repair:   RepairManual,
+		Advice:   "pause the scope and recount it: every script refuses its stock until then",
+		needs:    needs{}, compare: brokenInvariant,
+	},
+	{
+		ID: CheckAllocationMismatch, Severity: SeverityCritical, Level: ModeQuick,
+		Compares: "the units allocated to a version with the initial stocks of its buckets and what is in transit",
+		Cost:     "one script call a bucket",
+		Repair:   RepairManual,
+		Advice:   "compare the bucket's initial stock with its registration before anything is sold on",
+		needs:    needs{siblings: true}, compare: mismatchedAllocation,
+	},
+	{
+		ID: CheckCountDrift, Severity: SeverityCritical, Level: ModeQuick,
+		Compares: "reserved with the undecided reservations in Redis and the orders in PostgreSQL",
+		Cost:     "two script calls a scope, the pages of reservation_expiry, a count of the SKU's orders, its cancelled orders",
+		Repair:   RepairNone,
+		Advice:   "above zero units are reserved by nobody, below zero reservations are lost: the set checks name them",
+		needs:    needs{orders: true}, compare: countDrift,
+	},
+	{
+		ID: CheckUnregisteredScope, Severity: SeverityError, Level: ModeQuick,
+		Compares: "the registry with the versions and buckets that orders of a registered SKU name",
+		Cost:     "a count of the SKU's orders",
+		Repair:   RepairManual,
+		Advice:   "register it with `reconciler scope import`, or find out who sells under a version that was never created",
+		needs:    needs{allOrders: true}, compare: unregisteredScopes,
+	},
+}
+
+// Checks lists the checks, in the order in which they run.
+func Checks() []Check { return slices.Clone(registry) }
+
+// ErrUnknownCheck says that a name is not a check's.
+var ErrUnknownCheck = errors.New("unknown check")
+
+// selectChecks finds checks by name; no names are all checks.
+func selectChecks(names []string) ([]Check, error) {
+	if len(names) == 0 {
+		return Checks(), nil
+	}
+	var known []string
+	for _, c := range registry {
+		known = append(known, c.ID)
+	}
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			return nil, fmt.Errorf("%w %q: there are %s", ErrUnknownCheck, name, strings.Join(known, ", "))
+		}
+	}
+	return slices.DeleteFunc(Checks(), func(c Check) bool { return !slices.Contains(names, c.ID) }), nil
+}
+
+// union is what the checks need together.
+func union(checks []Check) needs {
+	var n needs
+	for _, c := range checks {
+		n.config = n.config || c.needs.config
+		n.orders = n.orders || c.needs.orders
+		n.siblings = n.siblings || c.needs.siblings
+		n.allOrders = n.allOrders || c.needs.allOrders
+	}
+	return n
+}

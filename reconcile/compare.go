@@ -1,0 +1,187 @@
+package reconcile
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/seckill/reconciler/reservation"
+)
+
+// contradiction is what one round saw of a possible finding.
+type contradiction struct {
+	check   string
+	scope   reservation.Scope
+	cause   string // contradictions of different causes are different ones
+	lo, hi  int64  // by how much the sides differ, where that is a number; both bounds included
+	message string
+	redis   map[string]any
+	pg      map[string]any
+}
+
+// same says whether two rounds saw the same contradiction.
+func (c contradiction) same(other contradiction) bool {
+	return c.cause == other.cause && max(c.lo, other.lo) <= min(c.hi, other.hi)
+}
+
+// alike says whether two rounds saw contradictions of one cause and direction.
+func (c contradiction) alike(other contradiction) bool {
+	return c.cause == other.cause && (c.lo > 0) == (other.lo > 0) && (c.hi < 0) == (other.hi < 0)
+}
+
+// missingConfig: a scope that Redis was seen to hold lacks keys (protocol §4).
+func missingConfig(k *skuReading) []contradiction {
+	var out []contradiction
+	for _, s := range k.scopes {
+		if len(s.missing) == 0 || !s.bucket.Confirmed {
+			continue
+		}
+		out = append(out, contradiction{
+			check: CheckConfigMissing, scope: s.scope, cause: strings.Join(s.missing, ","),
+			message: fmt.Sprintf("the scope is registered and was confirmed, but Redis has no %s", strings.Join(s.missing, ", ")),
+			redis:   map[string]any{"missing": s.missing},
+			pg:      map[string]any{"confirmed": true},
+		})
+	}
+	return out
+}
+
+// brokenInvariant: initial = available + reserved, none negative.
+func brokenInvariant(k *skuReading) []contradiction {
+	var out []contradiction
+	for _, s := range k.scopes {
+		if !s.full {
+			continue
+		}
+		c := contradiction{check: CheckInvariantBroken, scope: s.scope}
+		switch {
+		case s.malformed != "":
+			c.cause, c.message = s.malformed, s.malformed
+			c.redis = map[string]any{"malformed": s.malformed}
+		case s.stock == nil || len(s.stock.missing()) > 0:
+			continue
+		default:
+			if !c.invariant(*s.stock) {
+				continue
+			}
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// invariant fills c with what is wrong with the stock, if something is.
+func (c *contradiction) invariant(stock Stock) bool {
+	difference := stock.Initial - stock.Available - stock.Reserved
+	var negative []string
+	for _, f := range []struct {
+		name  string
+		value int64
+	}{
+		{"initial", stock.Initial}, {"available", stock.Available}, {"reserved", stock.Reserved}, {"released_total", stock.ReleasedTotal},
+	} {
+		if f.value < 0 {
+			negative = append(negative, f.name)
+		}
+	}
+	switch {
+	case difference != 0:
+		c.cause, c.lo, c.hi = "sum", difference, difference
+		c.message = fmt.Sprintf("initial %d is not available %d + reserved %d", stock.Initial, stock.Available, stock.Reserved)
+	case len(negative) > 0:
+		c.cause = "negative:" + strings.Join(negative, ",")
+		c.message = strings.Join(negative, ", ") + " below zero"
+	default:
+		return false
+	}
+	c.redis = map[string]any{
+		"initial": stock.Initial, "available": stock.Available, "reserved": stock.Reserved, "released_total": stock.ReleasedTotal,
+	}
+	return true
+}
+
+// mismatchedAllocation: Σ initial over the buckets of a version + in transit =
+// allocated. It is judged only when every bucket could be read.
+func mismatchedAllocation(k *skuReading) []contradiction {
+	var out []contradiction
+	for _, v := range k.sku.Versions {
+		if c, found := allocation(k, v); found {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func allocation(k *skuReading, v Version) (contradiction, bool) {
+	var sum int64
+	var at *scopeReading // the bucket that the finding names: one that differs, if one does
+	for _, b := range v.Buckets {
+		s := k.byName[k.sku.scope(v, b)]
+		if s == nil || s.stock == nil || s.stock.Initial == Missing {
+			return contradiction{}, false
+		}
+		sum += s.stock.Initial
+		if s.full && (at == nil || (at.stock.Initial == at.bucket.Initial && s.stock.Initial != b.Initial)) {
+			at = s
+		}
+	}
+	// No unit is in transit: a transfer's markers would say so, and no command
+	// makes one yet.
+	const inTransit = int64(0)
+	difference := sum + inTransit - v.Allocated
+	if at == nil || difference == 0 || int64(len(v.Buckets)) != v.Count {
+		return contradiction{}, false
+	}
+	return contradiction{
+		check: CheckAllocationMismatch, scope: at.scope, cause: "sum", lo: difference, hi: difference,
+		message: fmt.Sprintf("the initial stocks of %d buckets are %d units and %d are in transit, but %d were allocated to version %d",
+			v.Count, sum, inTransit, v.Allocated, v.Number),
+		redis: map[string]any{"initial_of_all_buckets": sum, "in_transit": inTransit, "initial": at.stock.Initial},
+		pg:    map[string]any{"allocated": v.Allocated, "buckets": v.Count, "initial": at.bucket.Initial},
+	}, true
+}
+
+// countDrift: reserved = |E| + |O| − |E ∩ O|, as far as the range tells.
+func countDrift(k *skuReading) []contradiction {
+	var out []contradiction
+	for _, s := range k.scopes {
+		if !s.counted || s.failed() || (s.lo <= 0 && s.hi >= 0) {
+			continue
+		}
+		what := "units are reserved by no reservation and no order"
+		if s.hi < 0 {
+			what = "units have a reservation or an order and are not reserved"
+		}
+		out = append(out, contradiction{
+			check: CheckCountDrift, scope: s.scope, cause: "deviation", lo: s.lo, hi: s.hi,
+			message: fmt.Sprintf("deviation %+d: %s", s.deviation(), what),
+			redis: map[string]any{
+				"reserved": s.stock.Reserved, "reservation_expiry": s.stock.Expiry,
+				"deviation_min": s.lo, "deviation_max": s.hi,
+			},
+			pg: map[string]any{
+				"active": s.active, "cancelled": s.canceled, "cancelled_holding_a_unit": s.holding, "still_in_reservation_expiry": s.met,
+			},
+		})
+	}
+	return out
+}
+
+// deviation is the range's value nearest to zero: as much as is certain.
+func (s *scopeReading) deviation() int64 {
+	return max(s.lo, min(s.hi, 0))
+}
+
+// unregisteredScopes: orders that name a version or bucket that the registry
+// does not have.
+func unregisteredScopes(k *skuReading) []contradiction {
+	out := make([]contradiction, 0, len(k.strays))
+	for _, n := range k.strays {
+		scope := k.sku.scope(Version{Number: n.Version}, Bucket{ID: n.Bucket})
+		out = append(out, contradiction{
+			check: CheckUnregisteredScope, scope: scope, cause: "orders",
+			message: fmt.Sprintf("%d orders name a scope that is not registered: nothing reconciles or recovers it", n.Active+n.Cancelled+n.Unknown),
+			pg:      map[string]any{"active": n.Active, "cancelled": n.Cancelled, "unknown_status": n.Unknown},
+		})
+	}
+	return out
+}

@@ -1,0 +1,414 @@
+package reconcile
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seckill/reconciler/reservation"
+)
+
+// Reconciler compares the scopes of a registry. It is safe for concurrent use.
+type Reconciler struct {
+	Registry Registry
+	Stocks   Stocks
+	Orders   Orders
+}
+
+// Options say what a run compares and how. The zero value compares everything.
+type Options struct {
+	Filter Filter
+	Checks []string      // ids; empty: all
+	Settle time.Duration // between two rounds; reconcile.settle
+	Batch  int           // members or orders in one page; 0 means 1000
+	Rounds int           // at most; 0 means 4. A finding takes two
+	Tries  int           // readings of a scope in motion in one round; 0 means 4
+}
+
+// Filter selects scopes; what is not set selects all.
+type Filter struct {
+	ActivityID string
+	SKUID      string
+	Version    *int64
+	Bucket     *int64
+}
+
+func (f Filter) empty() bool { return f == Filter{} }
+
+func (f Filter) match(s reservation.Scope) bool {
+	return (f.ActivityID == "" || f.ActivityID == s.ActivityID) &&
+		(f.SKUID == "" || f.SKUID == s.SKUID) &&
+		(f.Version == nil || *f.Version == s.Version) &&
+		(f.Bucket == nil || *f.Bucket == s.Bucket)
+}
+
+// ErrNoScope says that a filter selects nothing: that is a mistake, and never
+// "consistent".
+var ErrNoScope = errors.New("no registered scope within its retention matches the filter")
+
+const (
+	defaultBatch  = 1000
+	defaultRounds = 4
+	defaultTries  = 4
+	// persistent is how many rounds make a finding of a contradiction whose
+	// numbers differ each time while its direction stays.
+	persistent = 3
+)
+
+// Run compares the scopes that the options select, in as many rounds as it
+// takes to settle what contradicts. Sources that cannot be read are in the
+// report, which is incomplete then; the error is for what makes a report
+// impossible: unknown checks ([ErrUnknownCheck]), a filter that selects nothing
+// ([ErrNoScope]), and a run that was cancelled.
+func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
+	checks, err := selectChecks(o.Checks)
+	if err != nil {
+		return nil, err
+	}
+	run := newRun(r, checks, o)
+	for run.round = 1; ; run.round++ {
+		if err := run.oneRound(ctx); err != nil {
+			return nil, err
+		}
+		if !run.again() {
+			break
+		}
+		if err := run.settle(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return run.result(), nil
+}
+
+// run is the state of a run between its rounds.
+type run struct {
+	reader    reader
+	checks    []Check
+	options   Options
+	report    *Report
+	round     int
+	maxRounds int
+
+	latest   map[reservation.Scope]*scopeReading // the newest reading of each scope
+	moved    map[reservation.Scope]bool          // numbers that changed between rounds
+	open     map[subject]*standing
+	retry    map[reservation.Scope]bool // scopes that the next round reads again
+	retrySKU map[skuName]bool           // SKUs whose strays it looks for again
+	broken   bool                       // the registry could not be read: there is no next round
+}
+
+// subject is what a contradiction is about.
+type subject struct {
+	check string
+	scope reservation.Scope
+}
+
+// standing is a contradiction over the rounds in which it stood, which follow
+// each other.
+type standing struct {
+	last   contradiction
+	rounds int
+	same   bool // the last two rounds saw the same
+	alike  bool // all rounds saw the same direction
+}
+
+type skuName struct{ activityID, skuID string }
+
+func newRun(r *Reconciler, checks []Check, o Options) *run {
+	orDefault := func(n, fallback int) int {
+		if n <= 0 {
+			return fallback
+		}
+		return n
+	}
+	return &run{
+		reader: reader{
+			registry: r.Registry, stocks: r.Stocks, orders: r.Orders, needs: union(checks),
+			batch: orDefault(o.Batch, defaultBatch), tries: orDefault(o.Tries, defaultTries),
+		},
+		checks: checks, options: o, report: newReport(checks, time.Now()), maxRounds: orDefault(o.Rounds, defaultRounds),
+		latest: map[reservation.Scope]*scopeReading{}, moved: map[reservation.Scope]bool{},
+		open: map[subject]*standing{}, retry: map[reservation.Scope]bool{}, retrySKU: map[skuName]bool{},
+	}
+}
+
+// oneRound reads what is to be read, the registry first, and weighs what
+// contradicts.
+func (r *run) oneRound(ctx context.Context) error {
+	skus, err := r.reader.registry.SKUs(ctx, r.options.Filter.ActivityID, r.options.Filter.SKUID)
+	if cancelled(ctx) {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		r.broken = true
+		r.report.Incomplete = append(r.report.Incomplete, Incomplete{Source: SourcePostgres, Reason: err.Error()})
+		return nil
+	}
+	readings, asked := r.prepare(skus)
+	if r.round == 1 && asked == 0 && !r.options.Filter.empty() {
+		return ErrNoScope
+	}
+	for _, k := range readings {
+		name := skuName{k.sku.ActivityID, k.sku.SKUID}
+		strays := r.reader.needs.allOrders && (r.round == 1 || r.retrySKU[name])
+		r.reader.read(ctx, k, strays)
+		if cancelled(ctx) {
+			return context.Cause(ctx)
+		}
+		r.keep(k)
+		r.weigh(k)
+	}
+	return nil
+}
+
+// cancelled tells a run that was told to stop from one that ran out of time:
+// the latter still has a report to give, of what it could not read.
+func cancelled(ctx context.Context) bool {
+	return errors.Is(ctx.Err(), context.Canceled)
+}
+
+// prepare makes the readings of a round: in the first all scopes, later those
+// that are to be read again.
+func (r *run) prepare(skus []SKU) (readings []*skuReading, asked int) {
+	live := map[reservation.Scope]bool{}
+	for _, sku := range skus {
+		k := &skuReading{sku: sku, byName: map[reservation.Scope]*scopeReading{}}
+		work := r.retrySKU[skuName{sku.ActivityID, sku.SKUID}]
+		for _, v := range sku.Versions {
+			for _, s := range r.prepareVersion(sku, v) {
+				live[s.scope] = true
+				if s.asked {
+					asked++
+				}
+				if s.full || s.sibling {
+					work = true
+					k.scopes, k.byName[s.scope] = append(k.scopes, s), s
+				}
+			}
+		}
+		if work {
+			readings = append(readings, k)
+		}
+	}
+	for s := range r.latest { // its retention ended between the rounds
+		if !live[s] {
+			delete(r.latest, s)
+		}
+	}
+	return readings, asked
+}
+
+// prepareVersion makes readings of a version's live buckets, and marks which
+// are to be read: those that are asked for, and their siblings if a check sums
+// over all of them.
+func (r *run) prepareVersion(sku SKU, v Version) []*scopeReading {
+	var all []*scopeReading
+	work := false
+	for _, b := range v.Buckets {
+		if b.Expired {
+			continue
+		}
+		s := &scopeReading{scope: sku.scope(v, b), version: v, bucket: b}
+		s.asked = r.options.Filter.match(s.scope)
+		s.full = s.asked && (r.round == 1 || r.retry[s.scope])
+		work = work || s.full
+		all = append(all, s)
+	}
+	if !work || !r.reader.needs.siblings {
+		return all
+	}
+	for _, s := range all {
+		s.sibling = !s.full
+		if s.full && int64(len(all)) != v.Count {
+			s.fail(SourcePostgres, fmt.Sprintf("%d of the version's %d buckets are registered: its allocation cannot be compared", len(all), v.Count))
+		}
+	}
+	return all
+}
+
+// keep makes the readings the newest ones of their scopes. Of a sibling only
+// its failure counts: the check that sums over all could not be made.
+func (r *run) keep(k *skuReading) {
+	for _, s := range k.scopes {
+		before := r.latest[s.scope]
+		switch {
+		case s.full:
+			if before != nil && before.differs(s) {
+				r.moved[s.scope] = true
+			}
+			r.latest[s.scope] = s
+		case !s.failed():
+		case before == nil:
+			r.latest[s.scope] = s
+		default:
+			for _, f := range s.failures {
+				before.fail(f.Source, f.Reason)
+			}
+		}
+	}
+}
+
+// differs says whether two readings show other numbers.
+func (s *scopeReading) differs(later *scopeReading) bool {
+	return (s.stock != nil && later.stock != nil && *s.stock != *later.stock) ||
+		(s.counted && later.counted && (s.active != later.active || s.canceled != later.canceled))
+}
+
+// weigh compares what a SKU's reading contradicts with what the rounds before
+// saw.
+func (r *run) weigh(k *skuReading) {
+	seen := map[subject]contradiction{}
+	for _, check := range r.checks {
+		for _, c := range check.compare(k) {
+			if r.options.Filter.match(c.scope) {
+				seen[subject{c.check, c.scope}] = c
+			}
+		}
+	}
+	for key := range r.open {
+		if _, stands := seen[key]; !stands && k.shows(key) {
+			delete(r.open, key)
+			r.moved[key.scope] = true
+		}
+	}
+	for key, c := range seen {
+		st := r.open[key]
+		if st == nil {
+			r.open[key] = &standing{last: c, rounds: 1, alike: true}
+			continue
+		}
+		st.same, st.alike = st.last.same(c), st.alike && st.last.alike(c)
+		st.last = c
+		st.rounds++
+	}
+}
+
+// shows says whether the reading would show a contradiction if it still stood.
+func (k *skuReading) shows(key subject) bool {
+	if key.scope.ActivityID != k.sku.ActivityID || key.scope.SKUID != k.sku.SKUID {
+		return false
+	}
+	s := k.byName[key.scope]
+	switch key.check {
+	case CheckUnregisteredScope:
+		return k.straysRead
+	case CheckAllocationMismatch:
+		return s != nil && s.full && !slices.ContainsFunc(k.scopes, func(other *scopeReading) bool {
+			return other.scope.Version == s.scope.Version && other.failed()
+		})
+	default:
+		return s != nil && s.full && !s.failed()
+	}
+}
+
+// again decides whether there is another round, and what it reads: scopes with
+// something unsettled, and once more those that could not be read.
+func (r *run) again() bool {
+	clear(r.retry)
+	clear(r.retrySKU)
+	if r.broken || r.round >= r.maxRounds {
+		return false
+	}
+	for key, st := range r.open {
+		if st.same {
+			continue
+		}
+		if key.check == CheckUnregisteredScope {
+			r.retrySKU[skuName{key.scope.ActivityID, key.scope.SKUID}] = true
+		} else {
+			r.retry[key.scope] = true
+		}
+	}
+	if r.round == 1 {
+		for s, reading := range r.latest {
+			if reading.asked && reading.failed() {
+				r.retry[s] = true
+			}
+		}
+	}
+	return len(r.retry)+len(r.retrySKU) > 0
+}
+
+// settle waits until the next round. Time that runs out ends the waiting; what
+// is read then says so.
+func (r *run) settle(ctx context.Context) error {
+	timer := time.NewTimer(r.options.Settle)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	if cancelled(ctx) {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// result makes the report of what the rounds settled.
+func (r *run) result() *Report {
+	for s, reading := range r.latest {
+		r.report.Incomplete = append(r.report.Incomplete, reading.failures...)
+		if reading.asked {
+			r.report.Scopes = append(r.report.Scopes, reading.row(r.moved[s]))
+		}
+	}
+	for key, st := range r.open {
+		switch {
+		case st.same, st.alike && st.rounds >= persistent:
+			r.report.Findings = append(r.report.Findings, r.finding(key, st))
+		case r.broken, r.latest[key.scope] != nil && r.latest[key.scope].failed(): // says already why it is not settled
+		default:
+			name := jsonScope(key.scope)
+			r.report.Incomplete = append(r.report.Incomplete, Incomplete{
+				Source: SourceRounds, Scope: &name,
+				Reason: fmt.Sprintf("%s stood in %d of %d rounds and was not the same twice: %s", key.check, st.rounds, r.round, st.last.message),
+			})
+		}
+	}
+	r.report.finish(time.Now())
+	return r.report
+}
+
+func (r *run) finding(key subject, st *standing) Finding {
+	check := r.checks[slices.IndexFunc(r.checks, func(c Check) bool { return c.ID == key.check })]
+	return Finding{
+		Check: check.ID, Severity: check.Severity, Scope: jsonScope(key.scope), Subject: key.scope.Tag(),
+		Message: st.last.message, Evidence: Evidence{Redis: st.last.redis, Postgres: st.last.pg}, Rounds: st.rounds,
+		Repair: Repair{Kind: check.Repair, State: RepairStateNone, Detail: check.Advice},
+	}
+}
+
+// row is the scope's row; its verdict follows from the whole report.
+func (s *scopeReading) row(movedBetween bool) ScopeReport {
+	row := ScopeReport{Scope: jsonScope(s.scope), InMotion: movedBetween || s.moved}
+	if s.stock != nil {
+		row.Redis = &RedisCount{
+			Initial: present(s.stock.Initial), Available: present(s.stock.Available), Reserved: present(s.stock.Reserved),
+			ReleasedTotal: present(s.stock.ReleasedTotal),
+			SendPending:   present(s.stock.SendPending), ReservationExpiry: present(s.stock.Expiry),
+		}
+	}
+	if s.counted {
+		row.Postgres = &OrdersCount{Active: s.active, Cancelled: s.canceled}
+		deviation := s.deviation()
+		row.Deviation = &deviation
+	}
+	return row
+}
+
+// present is a number that may be missing.
+func present(n int64) *int64 {
+	if n == Missing {
+		return nil
+	}
+	return &n
+}
+
+// newRunID is unique and sorts by time.
+func newRunID() string {
+	return time.Now().UTC().Format("20060102T150405Z-") + strings.ToLower(rand.Text()[:8])
+}

@@ -1,0 +1,231 @@
+package reconcile
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/seckill/reconciler/reservation"
+)
+
+// SchemaVersion is the schema number of [Report] as JSON (interface §5).
+const SchemaVersion = 1
+
+// The modes of a run.
+const (
+	ModeQuick = "quick"
+	ModeDeep  = "deep"
+)
+
+// Verdict is the outcome of a run or of one scope.
+type Verdict string
+
+// The verdicts. Incomplete outranks drift: what was not read may hide more.
+const (
+	VerdictConsistent Verdict = "consistent"
+	VerdictDrift      Verdict = "drift"
+	VerdictIncomplete Verdict = "incomplete"
+)
+
+// Report is the result of a run. As JSON it is the contract of interface §5.
+type Report struct {
+	Schema     int            `json:"schema"`
+	RunID      string         `json:"run_id"`
+	Mode       string         `json:"mode"`
+	StartedAt  time.Time      `json:"started_at"`
+	FinishedAt time.Time      `json:"finished_at"`
+	Verdict    Verdict        `json:"verdict"`
+	Scopes     []ScopeReport  `json:"scopes"`
+	Findings   []Finding      `json:"findings"`
+	Incomplete []Incomplete   `json:"incomplete"`
+	Summary    map[string]int `json:"summary"` // findings of each check that was made
+}
+
+// ScopeReport is one scope's row. What could not be read, or was not asked
+// for, is null.
+type ScopeReport struct {
+	Scope
+	Verdict   Verdict      `json:"verdict"`
+	InMotion  bool         `json:"in_motion"`
+	Redis     *RedisCount  `json:"redis"`
+	Postgres  *OrdersCount `json:"postgres"`
+	Deviation *int64       `json:"deviation"`
+}
+
+// RedisCount is what Redis says of a scope. A number that is missing is null.
+type RedisCount struct {
+	Initial           *int64 `json:"initial"`
+	Available         *int64 `json:"available"`
+	Reserved          *int64 `json:"reserved"`
+	ReleasedTotal     *int64 `json:"released_total"`
+	SendPending       *int64 `json:"send_pending"`
+	ReservationExpiry *int64 `json:"reservation_expiry"`
+}
+
+// OrdersCount is what PostgreSQL says of a scope: orders in all, whether or not
+// a cancelled one still holds a unit.
+type OrdersCount struct {
+	Active    int64 `json:"active"`
+	Cancelled int64 `json:"cancelled"`
+}
+
+// Scope names a scope in JSON. A version as a whole has no bucket.
+type Scope struct {
+	ActivityID string `json:"activity_id"`
+	SKUID      string `json:"sku_id"`
+	Version    int64  `json:"activity_version"`
+	Bucket     int64  `json:"bucket_id"`
+}
+
+func jsonScope(s reservation.Scope) Scope {
+	return Scope{ActivityID: s.ActivityID, SKUID: s.SKUID, Version: s.Version, Bucket: s.Bucket}
+}
+
+// Reservation is the scope as the rest of the program names it.
+func (s Scope) Reservation() reservation.Scope {
+	return reservation.Scope{ActivityID: s.ActivityID, SKUID: s.SKUID, Version: s.Version, Bucket: s.Bucket}
+}
+
+// Finding is one contradiction that stood in two rounds.
+type Finding struct {
+	Check    string   `json:"check"`
+	Severity Severity `json:"severity"`
+	Scope    Scope    `json:"scope"`
+	Subject  string   `json:"subject"` // the scope's tag
+	Message  string   `json:"message"`
+	Evidence Evidence `json:"evidence"`
+	Rounds   int      `json:"rounds"` // in which it stood
+	Repair   Repair   `json:"repair"`
+}
+
+// Evidence is what each side said when the finding was last seen.
+type Evidence struct {
+	Redis    map[string]any `json:"redis"`
+	Postgres map[string]any `json:"postgres"`
+	MQ       map[string]any `json:"mq"`
+}
+
+// MarshalJSON writes an absent side as an empty object.
+func (e Evidence) MarshalJSON() ([]byte, error) {
+	side := func(m map[string]any) map[string]any {
+		if m == nil {
+			return map[string]any{}
+		}
+		return m
+	}
+	type plain Evidence
+	return json.Marshal(plain{side(e.Redis), side(e.Postgres), side(e.MQ)})
+}
+
+// Repair is what is, was or can be done about a finding.
+type Repair struct {
+	Kind   RepairKind  `json:"kind"`
+	State  RepairState `json:"state"`
+	Detail string      `json:"detail"`
+}
+
+// The sources of [Incomplete].
+const (
+	SourceRedis    = "redis"
+	SourcePostgres = "postgres"
+	SourceRounds   = "rounds" // both sides were read, and contradicted each other in another way each time
+)
+
+// Incomplete is something that could not be compared. Scope is null when it is
+// the whole run.
+type Incomplete struct {
+	Source string `json:"source"`
+	Scope  *Scope `json:"scope"`
+	Reason string `json:"reason"`
+}
+
+// Unreachable is the report of a run that could not begin, because a source
+// cannot be reached.
+func Unreachable(source string, err error) *Report {
+	now := time.Now().UTC()
+	r := newReport(nil, now)
+	r.Incomplete = append(r.Incomplete, Incomplete{Source: source, Reason: err.Error()})
+	r.finish(now)
+	return r
+}
+
+func newReport(checks []Check, startedAt time.Time) *Report {
+	r := &Report{
+		Schema: SchemaVersion, RunID: newRunID(), Mode: ModeQuick, StartedAt: startedAt.UTC(),
+		Scopes: []ScopeReport{}, Findings: []Finding{}, Incomplete: []Incomplete{}, Summary: map[string]int{},
+	}
+	for _, c := range checks {
+		r.Summary[c.ID] = 0
+	}
+	return r
+}
+
+// finish orders the parts and derives summary and verdicts from them, so that
+// they cannot disagree.
+func (r *Report) finish(at time.Time) {
+	r.FinishedAt = at.UTC()
+	slices.SortFunc(r.Scopes, func(a, b ScopeReport) int { return compareScopes(a.Scope, b.Scope) })
+	slices.SortFunc(r.Findings, func(a, b Finding) int {
+		return cmp.Or(compareScopes(a.Scope, b.Scope), cmp.Compare(a.Check, b.Check), cmp.Compare(a.Subject, b.Subject))
+	})
+	slices.SortFunc(r.Incomplete, func(a, b Incomplete) int {
+		return cmp.Or(compareOptionalScopes(a.Scope, b.Scope), cmp.Compare(a.Source, b.Source), cmp.Compare(a.Reason, b.Reason))
+	})
+	drift := map[Scope]bool{}
+	for _, f := range r.Findings {
+		r.Summary[f.Check]++
+		if f.Severity.Drift() {
+			drift[f.Scope] = true
+		}
+	}
+	incomplete := map[Scope]bool{}
+	whole := false // something that concerns every scope could not be read
+	for _, i := range r.Incomplete {
+		if i.Scope == nil {
+			whole = true
+		} else {
+			incomplete[*i.Scope] = true
+		}
+	}
+	for i := range r.Scopes {
+		s := &r.Scopes[i]
+		s.Verdict = verdict(whole || incomplete[s.Scope], drift[s.Scope])
+		if s.Verdict == VerdictIncomplete {
+			s.Deviation = nil
+		}
+	}
+	r.Verdict = verdict(len(r.Incomplete) > 0, len(drift) > 0)
+}
+
+func verdict(incomplete, drift bool) Verdict {
+	switch {
+	case incomplete:
+		return VerdictIncomplete
+	case drift:
+		return VerdictDrift
+	default:
+		return VerdictConsistent
+	}
+}
+
+func compareScopes(a, b Scope) int {
+	return cmp.Or(
+		cmp.Compare(a.ActivityID, b.ActivityID), cmp.Compare(a.SKUID, b.SKUID),
+		cmp.Compare(a.Version, b.Version), cmp.Compare(a.Bucket, b.Bucket),
+	)
+}
+
+// compareOptionalScopes puts the whole run first.
+func compareOptionalScopes(a, b *Scope) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return -1
+	case b == nil:
+		return 1
+	default:
+		return compareScopes(*a, *b)
+	}
+}
