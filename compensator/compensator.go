@@ -96,8 +96,7 @@ func (c *Compensator) Settle(ctx context.Context, cases []pass.Case, tally *pass
 // too: without the trigger a claim stops no order.
 func (c *Compensator) hold(ctx context.Context, cases []pass.Case, err error, tally *pass.Tally) []pass.Case {
 	tally.Failed(fmt.Errorf("nothing is released: %w", err))
-	var notReady *fencer.NotReadyError
-	if errors.As(err, &notReady) {
+	if notReady, ok := errors.AsType[*fencer.NotReadyError](err); ok {
 		tally.Task(reservation.Scope{}, notReady.Kind, notReady.Kind, "")
 	}
 	var held, others []pass.Case

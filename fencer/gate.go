@@ -157,8 +157,7 @@ func (g *Gate) fence(ctx context.Context, reason string, cases []pass.Case, fenc
 	results, err := g.Claims.Fence(ctx, reason, requests)
 	if err != nil {
 		tally.Failed(fmt.Errorf("fence %d reservations (%s): %w", len(requests), reason, err))
-		var notReady *NotReadyError
-		if errors.As(err, &notReady) {
+		if notReady, ok := errors.AsType[*NotReadyError](err); ok {
 			tally.Task(reservation.Scope{}, notReady.Kind, notReady.Kind, "")
 		}
 	}

@@ -90,45 +90,19 @@ func Decide(in Input) Action {
 		return in.wait(0, m.Malformed.Cause, &Task{TaskMalformed, m.Malformed.Error()})
 	case r.Status.Terminal():
 		return in.act(1, VerbUnindex, nil, "decided")
-	}
-
-	switch in.Orders.State {
-	case OrderContradictory:
+	case in.Orders.State == OrderContradictory:
 		return in.wait(2, in.Orders.Cause, &Task{in.Orders.Cause, in.Orders.Cause})
-	case OrderExists, OrderRejected, OrderFenced, OrderNone:
-	default: // OrderUnknown, and evidence that was never gathered
+	case !in.Orders.State.read():
 		return in.wait(2, orElse(in.Orders.Cause, "orders_not_read"), in.stuckTask("orders_unknown"))
-	}
-
-	if r.Status.Releasing() {
+	case r.Status.Releasing():
 		return in.decideReleasing()
-	}
-	switch in.Orders.State {
-	case OrderExists:
-		a := in.act(6, VerbAdvance, Path(r.Status, StatusOrderCreated), "order_exists")
-		if in.Orders.Cause == CauseOrderWithoutClaim {
-			a.Task = &Task{CauseOrderWithoutClaim, CauseOrderWithoutClaim}
-		}
-		return a
-	case OrderRejected:
-		return in.act(7, VerbCompensate, Path(r.Status, StatusRejected), "rejected")
-	case OrderFenced:
-		return in.act(8, VerbCompensate, Path(r.Status, StatusReleasePending), orElse(in.Orders.Reason, "fenced"))
-	}
-
-	expired := in.NowMS >= r.ExpiresAtMS
-	if r.Status.Unsent() {
-		if in.Policy.Unsent == UnsentRelease && expired {
-			return in.decideByMessage(true)
-		}
+	case in.Orders.State != OrderNone:
+		return in.decideClaimed()
+	case r.Status.Unsent():
 		return in.decideUnsent()
+	default:
+		return in.decideEnqueued()
 	}
-	if !expired {
-		a := in.wait(10, "not_expired", nil)
-		a.DeferMS = r.ExpiresAtMS
-		return a
-	}
-	return in.decideByMessage(false)
 }
 
 // decideReleasing is rows 3 to 5: REJECTED and RELEASE_PENDING.
@@ -146,9 +120,29 @@ func (in Input) decideReleasing() Action {
 	}
 }
 
+// decideClaimed is rows 6 to 8: PostgreSQL has decided, and Redis follows.
+func (in Input) decideClaimed() Action {
+	status := in.Member.Reservation.Status
+	switch in.Orders.State {
+	case OrderRejected:
+		return in.act(7, VerbCompensate, Path(status, StatusRejected), "rejected")
+	case OrderFenced:
+		return in.act(8, VerbCompensate, Path(status, StatusReleasePending), orElse(in.Orders.Reason, "fenced"))
+	default:
+		a := in.act(6, VerbAdvance, Path(status, StatusOrderCreated), "order_exists")
+		if in.Orders.Cause == CauseOrderWithoutClaim {
+			a.Task = &Task{CauseOrderWithoutClaim, CauseOrderWithoutClaim}
+		}
+		return a
+	}
+}
+
 // decideUnsent is row 9: RESERVED and SEND_UNKNOWN without a claim.
 func (in Input) decideUnsent() Action {
 	r := in.Member.Reservation
+	if in.Policy.Unsent == UnsentRelease && in.NowMS >= r.ExpiresAtMS {
+		return in.decideByMessage(true)
+	}
 	if in.Refusals >= in.Policy.MaxRefusals {
 		a := in.wait(9, "send_refused", &Task{TaskSendRefused, "message_refused"})
 		a.DeferMS = in.after(in.Policy.BackoffMax)
@@ -165,62 +159,82 @@ func (in Input) decideUnsent() Action {
 	return a
 }
 
+// decideEnqueued is rows 10 to 14: ENQUEUED without a claim.
+func (in Input) decideEnqueued() Action {
+	if r := in.Member.Reservation; in.NowMS < r.ExpiresAtMS {
+		a := in.wait(10, "not_expired", nil)
+		a.DeferMS = r.ExpiresAtMS
+		return a
+	}
+	return in.decideByMessage(false)
+}
+
 // decideByMessage is rows 11 to 14: expired, and no claim. unsent is the
 // policy `unsent: release`, which is row 9 and where an absent message is
 // released without a resend.
 func (in Input) decideByMessage(unsent bool) Action {
-	r, m := in.Member.Reservation, in.Messages
-	row := func(n int) int {
-		if unsent {
-			return 9
-		}
-		return n
+	a := in.decideByState(unsent)
+	if unsent {
+		a.Row = 9
 	}
-	settledMS := r.LastAttemptMS() + in.Policy.Settle.Milliseconds()
-	switch m.State {
-	case MessageAbsent, MessageConsumed:
-		// A copy that was still on its way to the broker when the sweep passed
-		// would be missed; the position of an older copy says nothing of it.
-		if in.NowMS < settledMS {
-			a := in.wait(row(11), "not_settled", in.stuckTask("not_settled"))
-			a.DeferMS = max(settledMS, in.after(in.Policy.BackoffMin))
-			return a
-		}
-	case MessageDead:
-	case MessagePending:
-		return in.wait(row(11), "message_pending", in.stuckTask("message_pending"))
-	case MessageRetrying:
-		return in.wait(row(11), "message_retrying", in.stuckTask("message_retrying"))
-	default:
-		cause := orElse(m.Cause, "messages_not_read")
-		return in.wait(row(11), cause, in.stuckTask(cause))
-	}
+	return a
+}
 
-	release := []Status{StatusReleasePending}
+func (in Input) decideByState(unsent bool) Action {
+	m := in.Messages
+	waits := func(cause string) Action { return in.wait(11, cause, in.stuckTask(cause)) }
+	// A copy that was still on its way to the broker when the sweep passed
+	// would be missed; the position of an older copy says nothing of it.
+	settledMS := in.Member.Reservation.LastAttemptMS() + in.Policy.Settle.Milliseconds()
+	if (m.State == MessageAbsent || m.State == MessageConsumed) && in.NowMS < settledMS {
+		a := waits("not_settled")
+		a.DeferMS = max(settledMS, in.after(in.Policy.BackoffMin))
+		return a
+	}
 	switch m.State {
-	case MessageConsumed:
-		return in.act(row(14), VerbRelease, release, "consumed_without_claim")
+	case MessageAbsent:
+		return in.decideAbsent(unsent)
 	case MessageDead:
-		heldUntilMS := m.SinceMS + in.Policy.DeadLetterAfter.Milliseconds()
-		if in.Policy.DeadLetter == DeadLetterHold && in.NowMS < heldUntilMS {
-			a := in.wait(row(13), "dead_letter_held", &Task{TaskDeadLetter, "dead_letter"})
-			a.DeferMS = min(a.DeferMS, max(heldUntilMS, in.after(in.Policy.BackoffMin)))
-			return a
-		}
-		return in.act(row(13), VerbRelease, release, "dead_letter")
-	default: // MessageAbsent
-		if unsent {
-			return in.act(9, VerbRelease, release, "unsent_absent")
-		}
-		if in.Policy.LostMessage == LostMessageResend && r.ResendCount < in.Policy.MaxResends {
-			if in.Refusals >= in.Policy.MaxRefusals {
-				return in.wait(12, "send_refused", &Task{TaskSendRefused, "message_refused"})
-			}
-			return in.act(12, VerbResend, nil, "message_lost")
-		}
-		return in.act(12, VerbRelease, release, "message_lost")
+		return in.decideDead()
+	case MessageConsumed:
+		return in.act(14, VerbRelease, releasePath(), "consumed_without_claim")
+	case MessagePending:
+		return waits("message_pending")
+	case MessageRetrying:
+		return waits("message_retrying")
+	case MessageUnknown:
+		return waits(orElse(m.Cause, "messages_not_read"))
+	default: // never gathered
+		return waits("messages_not_read")
 	}
 }
+
+// decideAbsent is row 12: a complete sweep did not find the message.
+func (in Input) decideAbsent(unsent bool) Action {
+	switch {
+	case unsent:
+		return in.act(9, VerbRelease, releasePath(), "unsent_absent")
+	case in.Policy.LostMessage != LostMessageResend || in.Member.Reservation.ResendCount >= in.Policy.MaxResends:
+		return in.act(12, VerbRelease, releasePath(), "message_lost")
+	case in.Refusals >= in.Policy.MaxRefusals:
+		return in.wait(12, "send_refused", &Task{TaskSendRefused, "message_refused"})
+	default:
+		return in.act(12, VerbResend, nil, "message_lost")
+	}
+}
+
+// decideDead is row 13: the consumer gave the message up.
+func (in Input) decideDead() Action {
+	heldUntilMS := in.Messages.SinceMS + in.Policy.DeadLetterAfter.Milliseconds()
+	if in.Policy.DeadLetter == DeadLetterHold && in.NowMS < heldUntilMS {
+		a := in.wait(13, "dead_letter_held", &Task{TaskDeadLetter, "dead_letter"})
+		a.DeferMS = min(a.DeferMS, max(heldUntilMS, in.after(in.Policy.BackoffMin)))
+		return a
+	}
+	return in.act(13, VerbRelease, releasePath(), "dead_letter")
+}
+
+func releasePath() []Status { return []Status{StatusReleasePending} }
 
 // stuckTask escalates a wait that has outlasted the reservation's expiry by
 // Policy.EscalateAfter.

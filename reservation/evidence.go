@@ -61,6 +61,11 @@ type Record struct {
 	Orders []Order // one per order_id
 }
 
+// read says whether s is a finding rather than the want of one.
+func (s OrderState) read() bool {
+	return s == OrderExists || s == OrderRejected || s == OrderFenced || s == OrderNone
+}
+
 // OrderEvidence is P, with what a task or an explanation needs.
 type OrderEvidence struct {
 	State   OrderState
@@ -90,56 +95,75 @@ func UnknownOrders(cause string) OrderEvidence {
 // order can be created under that id. userID may be empty when the
 // reservation's hash is gone: then only the scope is compared.
 func ClassifyOrders(s Scope, userID string, record Record) OrderEvidence {
-	claim, orders := record.Claim, record.Orders
-	contradiction := func(cause string) OrderEvidence {
+	if cause := record.contradiction(s, userID); cause != "" {
 		e := OrderEvidence{State: OrderContradictory, Cause: cause}
-		if len(orders) > 0 {
-			e.OrderID, e.Active = orders[0].OrderID, orders[0].Active
-		} else if claim != nil {
-			e.OrderID = claim.OrderID
+		if len(record.Orders) > 0 {
+			e.OrderID, e.Active = record.Orders[0].OrderID, record.Orders[0].Active
+		} else if record.Claim != nil {
+			e.OrderID = record.Claim.OrderID
 		}
 		return e
 	}
-	if len(orders) > 1 {
-		return contradiction(CauseDuplicateOrder)
-	}
-	if claim != nil && claim.Outcome != OutcomeOrder {
-		if len(orders) > 0 {
-			return contradiction(CauseOrderAfterFence)
-		}
-		switch claim.Outcome {
-		case OutcomeFenced:
-			return OrderEvidence{State: OrderFenced, Reason: claim.Reason}
-		case OutcomeRejected:
-			return OrderEvidence{State: OrderRejected, Reason: claim.Reason}
-		default:
-			return contradiction(CauseUnknownOrderStatus)
-		}
-	}
-	if len(orders) == 0 {
+	switch claim := record.Claim; {
+	case len(record.Orders) > 0:
+		e := OrderEvidence{State: OrderExists, OrderID: record.Orders[0].OrderID, Active: record.Orders[0].Active}
 		if claim == nil {
-			return OrderEvidence{State: OrderNone}
+			e.Cause = CauseOrderWithoutClaim
 		}
-		return contradiction(CauseOrderMissing)
+		return e
+	case claim == nil:
+		return OrderEvidence{State: OrderNone}
+	case claim.Outcome == OutcomeRejected:
+		return OrderEvidence{State: OrderRejected, Reason: claim.Reason}
+	default:
+		return OrderEvidence{State: OrderFenced, Reason: claim.Reason}
 	}
-	order := orders[0]
+}
+
+// contradiction names what excludes each other in the record, or is empty.
+func (record Record) contradiction(s Scope, userID string) string {
+	claim, orders := record.Claim, record.Orders
+	ordered := claim != nil && claim.Outcome == OutcomeOrder
 	switch {
-	case !sameScope(s, order.ActivityID, order.SKUID, order.Version, order.Bucket),
-		userID != "" && order.UserID != userID:
-		return contradiction(CauseOrderScopeMismatch)
-	case claim != nil && !sameScope(s, claim.ActivityID, claim.SKUID, claim.Version, claim.Bucket),
-		claim != nil && userID != "" && claim.UserID != "" && claim.UserID != userID:
-		return contradiction(CauseOrderScopeMismatch)
-	case claim != nil && claim.OrderID != "" && claim.OrderID != order.OrderID:
-		return contradiction(CauseDuplicateOrder)
-	case !order.StatusKnown:
-		return contradiction(CauseUnknownOrderStatus)
+	case len(orders) > 1:
+		return CauseDuplicateOrder
+	case claim != nil && !claim.Outcome.known():
+		return CauseUnknownOrderStatus
+	case claim != nil && !ordered && len(orders) > 0:
+		return CauseOrderAfterFence
+	case ordered && len(orders) == 0:
+		return CauseOrderMissing
+	case len(orders) == 0:
+		return ""
+	default:
+		return orders[0].contradiction(claim, s, userID)
 	}
-	e := OrderEvidence{State: OrderExists, OrderID: order.OrderID, Active: order.Active}
-	if claim == nil {
-		e.Cause = CauseOrderWithoutClaim
+}
+
+// contradiction names what is wrong with the one order of a reservation of s.
+func (o Order) contradiction(claim *Claim, s Scope, userID string) string {
+	switch {
+	case !o.belongs(s, userID), claim != nil && !claim.belongs(s, userID):
+		return CauseOrderScopeMismatch
+	case claim != nil && claim.OrderID != "" && claim.OrderID != o.OrderID:
+		return CauseDuplicateOrder
+	case !o.StatusKnown:
+		return CauseUnknownOrderStatus
+	default:
+		return ""
 	}
-	return e
+}
+
+func (o Outcome) known() bool {
+	return o == OutcomeOrder || o == OutcomeRejected || o == OutcomeFenced
+}
+
+func (o Order) belongs(s Scope, userID string) bool {
+	return sameScope(s, o.ActivityID, o.SKUID, o.Version, o.Bucket) && (userID == "" || o.UserID == userID)
+}
+
+func (c Claim) belongs(s Scope, userID string) bool {
+	return sameScope(s, c.ActivityID, c.SKUID, c.Version, c.Bucket) && (userID == "" || c.UserID == "" || c.UserID == userID)
 }
 
 // sameScope compares what a row names with s; what it leaves out is no difference.

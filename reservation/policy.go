@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -60,12 +61,9 @@ func DefaultPolicy() Policy {
 func (p Policy) Validate() error {
 	var errs []error
 	word := func(key, got string, accepted ...string) {
-		for _, a := range accepted {
-			if got == a {
-				return
-			}
+		if !slices.Contains(accepted, got) {
+			errs = append(errs, fmt.Errorf("%s: %q is not one of %q", key, got, accepted))
 		}
-		errs = append(errs, fmt.Errorf("%s: %q is not one of %q", key, got, accepted))
 	}
 	word("fencer.lost_message", p.LostMessage, LostMessageResend, LostMessageRelease)
 	word("fencer.dead_letter", p.DeadLetter, DeadLetterHold, DeadLetterRelease)

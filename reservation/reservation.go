@@ -1,6 +1,8 @@
 package reservation
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"strconv"
 )
@@ -67,13 +69,16 @@ func Parse(s Scope, id string, fields map[string]string) (Reservation, error) {
 		Status: Status(fields["status"]), OrderID: fields["order_id"], ErrorCode: fields["error_code"],
 		ReleaseReason: fields["release_reason"], Position: fields["mq_position"],
 	}
-	var malformed *MalformedError
-	fail := func(cause, field string) {
-		if malformed == nil {
-			malformed = &MalformedError{cause, field}
-		}
+	notNumber := readNumbers(&r, fields)
+	if fault := cmp.Or(r.checkTexts(id), notNumber, r.checkRest(s, fields)); fault != nil {
+		return r, fault
 	}
-	numbers := []struct {
+	return r, nil
+}
+
+// readNumbers fills in the numbers and reports the first that is none.
+func readNumbers(r *Reservation, fields map[string]string) (malformed *MalformedError) {
+	for _, n := range []struct {
 		field string
 		into  *int64
 	}{
@@ -88,54 +93,62 @@ func Parse(s Scope, id string, fields map[string]string) (Reservation, error) {
 		{"send_count", &r.SendCount},
 		{"resend_count", &r.ResendCount},
 		{"last_sent_at_ms", &r.LastSentAtMS},
-	}
-	if !r.Status.Known() {
-		fail("unknown_status", "status")
-	}
-	if r.ID != id {
-		fail("id_mismatch", "reservation_id")
-	}
-	for _, required := range []struct{ field, value string }{
-		{"user_id", r.UserID}, {"request_id", r.RequestID}, {"message_id", r.MessageID},
 	} {
-		if required.value == "" {
-			fail("missing_field", required.field)
-		}
-	}
-	for _, n := range numbers {
 		text, present := fields[n.field]
 		if !present {
 			continue
 		}
 		value, err := ParseNumber(text)
-		if err != nil {
-			fail("not_a_number", n.field)
-			continue
+		if err != nil && malformed == nil {
+			malformed = &MalformedError{"not_a_number", n.field}
 		}
 		*n.into = value
 	}
-	if r.ExpiresAtMS == 0 && r.Status.Known() && !r.Status.Terminal() {
-		fail("missing_field", "expires_at_ms")
+	return malformed
+}
+
+// checkTexts checks the status and the ids that every effect needs.
+func (r Reservation) checkTexts(id string) *MalformedError {
+	if !r.Status.Known() {
+		return &MalformedError{"unknown_status", "status"}
 	}
-	if other := (r.ActivityID != "" && r.ActivityID != s.ActivityID) || (r.SKUID != "" && r.SKUID != s.SKUID); other {
-		fail("scope_mismatch", "activity_id")
+	if r.ID != id {
+		return &MalformedError{"id_mismatch", "reservation_id"}
 	}
-	if _, present := fields["activity_version"]; present && r.Version != s.Version {
-		fail("scope_mismatch", "activity_version")
+	for _, required := range []struct{ field, value string }{
+		{"user_id", r.UserID}, {"request_id", r.RequestID}, {"message_id", r.MessageID},
+	} {
+		if required.value == "" {
+			return &MalformedError{"missing_field", required.field}
+		}
 	}
-	if _, present := fields["bucket_id"]; present && r.Bucket != s.Bucket {
-		fail("scope_mismatch", "bucket_id")
+	return nil
+}
+
+// checkRest checks the expiry, and that the hash names the scope of its key.
+func (r Reservation) checkRest(s Scope, fields map[string]string) *MalformedError {
+	_, hasVersion := fields["activity_version"]
+	_, hasBucket := fields["bucket_id"]
+	switch {
+	case r.ExpiresAtMS == 0 && !r.Status.Terminal():
+		return &MalformedError{"missing_field", "expires_at_ms"}
+	case r.ActivityID != "" && r.ActivityID != s.ActivityID:
+		return &MalformedError{"scope_mismatch", "activity_id"}
+	case r.SKUID != "" && r.SKUID != s.SKUID:
+		return &MalformedError{"scope_mismatch", "sku_id"}
+	case hasVersion && r.Version != s.Version:
+		return &MalformedError{"scope_mismatch", "activity_version"}
+	case hasBucket && r.Bucket != s.Bucket:
+		return &MalformedError{"scope_mismatch", "bucket_id"}
+	default:
+		return nil
 	}
-	if malformed != nil {
-		return r, malformed
-	}
-	return r, nil
 }
 
 // ParseNumber reads a number as the scripts do: decimal digits alone, below 2^53.
 func ParseNumber(text string) (int64, error) {
 	if text == "" {
-		return 0, fmt.Errorf("empty number")
+		return 0, errors.New("empty number")
 	}
 	for _, c := range []byte(text) {
 		if c < '0' || c > '9' {

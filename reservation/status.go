@@ -1,5 +1,7 @@
 package reservation
 
+import "slices"
+
 // Status is a reservation's place in the state machine (spec §3).
 type Status string
 
@@ -52,12 +54,7 @@ func (s Status) Unsent() bool { return s == StatusReserved || s == StatusSendUnk
 // CanTransition says whether transition.lua moves a reservation from one
 // status to another. The same status is not a transition.
 func CanTransition(from, to Status) bool {
-	for _, t := range transitions[from] {
-		if t == to {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(transitions[from], to)
 }
 
 // Path is the shortest sequence of transition.lua targets that leads from one

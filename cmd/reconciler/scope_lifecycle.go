@@ -293,7 +293,7 @@ func showScopes(ctx context.Context, m *lifecycle.Manager, out *result, filter p
 		return out.table("no scopes", table.Row{"ACTIVITY", "SKU", "VERSION", "BUCKET", "STATE", "INITIAL", "AVAILABLE", "RESERVED", "RELEASED", "TO SEND", "UNDECIDED", "ENDS"}, rows)
 	})
 	if err == nil && incomplete {
-		return &verdict{exitIncomplete, fmt.Errorf("not every scope could be read")}
+		return &verdict{exitIncomplete, errors.New("not every scope could be read")}
 	}
 	return err
 }

@@ -61,8 +61,7 @@ func (c claims) ReleaseUse(ctx context.Context, scopes []reservation.Scope, wind
 
 // notReady names the halt behind an error of the store.
 func notReady(err error) error {
-	var missing *pgstore.FenceNotReadyError
-	if errors.As(err, &missing) {
+	if _, ok := errors.AsType[*pgstore.FenceNotReadyError](err); ok {
 		return &fencer.NotReadyError{Kind: fencer.TaskFenceNotReady, Err: err}
 	}
 	return err

@@ -299,39 +299,51 @@ func (m *Manager) Change(ctx context.Context, scopes []reservation.Scope, target
 }
 
 // ErrNotThere says that Redis holds nothing of a scope that is to be imported.
-var ErrNotThere = errors.New("Redis holds no complete meta and stock for this scope")
+var ErrNotThere = errors.New("no complete meta and stock for this scope in Redis")
 
 // Import registers a version that the shop's own tool made: its times, state
 // and stock are read from Redis, and every bucket counts as confirmed.
 func (m *Manager) Import(ctx context.Context, activityID, skuID string, number, buckets int64, actor string) error {
-	spec := Spec{ActivityID: activityID, SKUID: skuID, Version: number, Buckets: buckets}
 	if err := (reservation.Scope{ActivityID: activityID, SKUID: skuID, Version: number}).Validate(); err != nil {
 		return err
 	}
 	if buckets < 1 || buckets > maxBuckets {
 		return fmt.Errorf("buckets: %d is not in [1, %d]", buckets, maxBuckets)
 	}
-	scopes := spec.Scopes()
+	scopes := Spec{ActivityID: activityID, SKUID: skuID, Version: number, Buckets: buckets}.Scopes()
 	version := pgstore.Version{ActivityID: activityID, SKUID: skuID, Version: number, Buckets: buckets}
 	var found []pgstore.Bucket
 	for i, s := range m.Redis.Snapshots(ctx, scopes) {
 		if s.Err != nil {
 			return s.Err
 		}
-		times, err := m.Redis.ScopeTimes(ctx, scopes[i])
-		if errors.Is(err, redis.Nil) || s.State == "" || s.Initial == lua.Missing || s.Available == lua.Missing || s.Reserved == lua.Missing {
+		if s.State == "" || slices.Contains([]int64{s.Initial, s.Available, s.Reserved}, lua.Missing) {
 			return fmt.Errorf("import %s: %w", scopes[i], ErrNotThere)
 		}
-		if err != nil {
-			return err
+		if err := m.importTimes(ctx, scopes[i], &version); err != nil {
+			return fmt.Errorf("import %s: %w", scopes[i], err)
 		}
-		starts, ends, retention := time.UnixMilli(times.StartsAtMS), time.UnixMilli(times.EndsAtMS), time.UnixMilli(times.RetentionUntilMS)
-		if i > 0 && (!starts.Equal(version.StartsAt) || !ends.Equal(version.EndsAt) || !retention.Equal(version.RetentionUntil)) {
-			return fmt.Errorf("import %s: its times differ from those of bucket 0: buckets of one version share them", scopes[i])
-		}
-		version.StartsAt, version.EndsAt, version.RetentionUntil = starts, ends, retention
 		version.Total += s.Initial
 		found = append(found, pgstore.Bucket{ID: int64(i), Initial: s.Initial, State: pgstore.ScopeState(s.State), Confirmed: true})
 	}
 	return m.Registry.RegisterVersion(ctx, version, found, actor)
+}
+
+// importTimes takes the scope's times over into the version, whose buckets
+// share them.
+func (m *Manager) importTimes(ctx context.Context, scope reservation.Scope, version *pgstore.Version) error {
+	times, err := m.Redis.ScopeTimes(ctx, scope)
+	if errors.Is(err, redis.Nil) {
+		return ErrNotThere
+	}
+	if err != nil {
+		return err
+	}
+	starts, ends, retention := time.UnixMilli(times.StartsAtMS), time.UnixMilli(times.EndsAtMS), time.UnixMilli(times.RetentionUntilMS)
+	same := starts.Equal(version.StartsAt) && ends.Equal(version.EndsAt) && retention.Equal(version.RetentionUntil)
+	if first := version.StartsAt.IsZero(); !first && !same {
+		return errors.New("its times differ from those of bucket 0: buckets of one version share them")
+	}
+	version.StartsAt, version.EndsAt, version.RetentionUntil = starts, ends, retention
+	return nil
 }

@@ -180,9 +180,6 @@ func RestsOnUnknown(in reservation.Input, a reservation.Action) bool {
 	if !reservation.NeedsMessages(in) {
 		return false
 	}
-	switch in.Messages.State {
-	case reservation.MessagePending, reservation.MessageRetrying, reservation.MessageDead:
-		return false
-	}
-	return a.Task == nil || a.Task.Kind != reservation.TaskSendRefused
+	known := []reservation.MessageState{reservation.MessagePending, reservation.MessageRetrying, reservation.MessageDead}
+	return !slices.Contains(known, in.Messages.State) && a.Cause != "send_refused"
 }

@@ -26,7 +26,8 @@ type sale struct {
 	scopes []reservation.Scope
 }
 
-func onEveryRedis(t *testing.T, buckets int, test func(t *testing.T, s sale)) {
+func onEveryRedis(t *testing.T, buckets int, test func(s sale)) {
+	t.Helper()
 	for _, target := range stacktest.RedisTargets(t) {
 		t.Run(target.Name, func(t *testing.T) {
 			t.Parallel()
@@ -51,7 +52,7 @@ func onEveryRedis(t *testing.T, buckets int, test func(t *testing.T, s sale)) {
 				s.scopes = append(s.scopes, scope)
 			}
 			s.provision(1000)
-			test(t, s)
+			test(s)
 		})
 	}
 }
@@ -131,7 +132,8 @@ func (s sale) walk(index reservation.Index, limit int) map[reservation.Scope][]s
 }
 
 func TestPagesMeetEveryDueMemberOnce(t *testing.T) {
-	onEveryRedis(t, 4, func(t *testing.T, s sale) {
+	onEveryRedis(t, 4, func(s sale) {
+		t := s.t
 		for i, scope := range s.scopes {
 			want := s.reserve(scope, 40*i+7)
 			// One score for all of them: more than a page holds.
@@ -159,7 +161,8 @@ func TestPagesMeetEveryDueMemberOnce(t *testing.T) {
 }
 
 func TestPagesShowWhatTheScriptsWrote(t *testing.T) {
-	onEveryRedis(t, 1, func(t *testing.T, s sale) {
+	onEveryRedis(t, 1, func(s sale) {
+		t := s.t
 		scope := s.scopes[0]
 		ids := s.reserve(scope, 3)
 		s.do("del", scope.ReservationKey(ids[1]))
@@ -195,7 +198,8 @@ func TestPagesShowWhatTheScriptsWrote(t *testing.T) {
 }
 
 func TestPagesDoNotTakeABrokenIndexForAnEmptyOne(t *testing.T) {
-	onEveryRedis(t, 2, func(t *testing.T, s sale) {
+	onEveryRedis(t, 2, func(s sale) {
+		t := s.t
 		s.reserve(s.scopes[1], 2)
 		s.do("set", s.scopes[0].IndexKey(reservation.SendPending), "x")
 		var requests []pass.PageRequest
@@ -213,7 +217,8 @@ func TestPagesDoNotTakeABrokenIndexForAnEmptyOne(t *testing.T) {
 }
 
 func TestApply(t *testing.T) {
-	onEveryRedis(t, 2, func(t *testing.T, s sale) {
+	onEveryRedis(t, 2, func(s sale) {
+		t := s.t
 		scope := s.scopes[0]
 		ids := s.reserve(scope, 6)
 		now := time.Now().UnixMilli()
@@ -276,7 +281,8 @@ func TestApply(t *testing.T) {
 }
 
 func TestApplyIsolatesCorruptData(t *testing.T) {
-	onEveryRedis(t, 1, func(t *testing.T, s sale) {
+	onEveryRedis(t, 1, func(s sale) {
+		t := s.t
 		scope := s.scopes[0]
 		ids := s.reserve(scope, 3)
 		s.do("del", scope.ReservationKey(ids[1]))
@@ -298,7 +304,8 @@ func TestApplyIsolatesCorruptData(t *testing.T) {
 }
 
 func TestReservedFailsAsAWhole(t *testing.T) {
-	onEveryRedis(t, 2, func(t *testing.T, s sale) {
+	onEveryRedis(t, 2, func(s sale) {
+		t := s.t
 		s.reserve(s.scopes[0], 3)
 		got, err := s.store.Reserved(t.Context(), s.scopes)
 		if err != nil || got[s.scopes[0]] != 3 || got[s.scopes[1]] != 0 {
@@ -312,7 +319,8 @@ func TestReservedFailsAsAWhole(t *testing.T) {
 }
 
 func TestPublishAvailable(t *testing.T) {
-	onEveryRedis(t, 1, func(t *testing.T, s sale) {
+	onEveryRedis(t, 1, func(s sale) {
+		t := s.t
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		sub := s.client.Subscribe(ctx, s.scopes[0].EventsChannel())
