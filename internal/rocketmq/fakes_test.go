@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"regexp"
 	"sync"
 	"testing"
 	"time"
@@ -166,4 +167,42 @@ func deadAddr(t *testing.T) string {
 	}
 	defer func() { _ = ln.Close() }()
 	return ln.Addr().String()
+}
+
+// tampered puts a server in front of every broker that asks the real one and
+// lets alter change its replies, and returns cfg with these between: for states
+// of a broker that take days to come about.
+func tampered(t *testing.T, stack *devstack.Stack, cfg rocketmq.Config, alter func(request, reply *remoting.Command)) rocketmq.Config {
+	t.Helper()
+	return tamperedRequests(t, stack, cfg, func(*remoting.Command) {}, alter)
+}
+
+// tamperedRequests changes the requests too.
+func tamperedRequests(t *testing.T, stack *devstack.Stack, cfg rocketmq.Config, ask func(request *remoting.Command), alter func(request, reply *remoting.Command)) rocketmq.Config {
+	t.Helper()
+	addrs := make(map[string]string)
+	for _, svc := range stack.Brokers() {
+		broker := remoting.NewPeer(svc.Addr(), remoting.Options{})
+		t.Cleanup(broker.Close)
+		front := startFake(t, func(request *remoting.Command) *remoting.Command {
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+			defer cancel()
+			ask(request)
+			reply, err := broker.Call(ctx, request.Code, request.ExtFields, request.Body)
+			if err != nil {
+				return nil
+			}
+			alter(request, reply)
+			return reply
+		})
+		addrs[svc.Name()] = front.addr()
+	}
+	cfg.NameServers = []string{fakeRoute(t, 1, addrs).addr()}
+	return cfg
+}
+
+// setJSON changes a value of a JSON reply, found by what stands before it.
+func setJSON(reply *remoting.Command, before, value string) {
+	pattern := regexp.MustCompile(regexp.QuoteMeta(before) + `"?-?[^,"}]*"?`)
+	reply.Body = pattern.ReplaceAll(reply.Body, []byte(before+value))
 }

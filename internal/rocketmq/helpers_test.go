@@ -85,12 +85,13 @@ type bench struct {
 	registry *memoryRegistry
 	sender   *rocketmq.Sender
 	evidence *rocketmq.Evidence
+	prefix   string // of its message ids
 	next     int
 }
 
 func newBench(t *testing.T, stack *devstack.Stack, topic, group string) *bench {
 	t.Helper()
-	b := &bench{t: t, stack: stack, registry: &memoryRegistry{}, cfg: rocketmq.Config{
+	b := &bench{t: t, stack: stack, prefix: "r-" + topic, registry: &memoryRegistry{}, cfg: rocketmq.Config{
 		NameServers: []string{stack.NameServer().Addr()}, Topic: topic, ConsumerGroup: group,
 	}}
 	b.sender = b.newSender(b.cfg)
@@ -129,7 +130,7 @@ func (b *bench) ids(n int) []string {
 	ids := make([]string, n)
 	for i := range ids {
 		b.next++
-		ids[i] = reservation.MessageID(b.cfg.Topic + "-" + strconv.Itoa(b.next))
+		ids[i] = reservation.MessageID(b.prefix + "-" + strconv.Itoa(b.next))
 	}
 	return ids
 }
