@@ -37,10 +37,13 @@ evidence or an unreachable dependency, 4 another run holds the lock.`)
 
 	root.AddCommand(
 		newRun(a),
+		newStatus(a),
+		newShow(a),
 		newVersion(a),
 		newConfig(a),
 		newMigrate(a),
 		newScope(a),
+		newReconcile(a),
 		newTask(a),
 		newJob(a),
 		newBroker(a),
