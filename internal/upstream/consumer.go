@@ -2,16 +2,12 @@ package upstream
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"runtime/debug"
 	"sync"
 	"time"
 
-	"github.com/apache/rocketmq-client-go/v2/consumer"
-	"github.com/apache/rocketmq-client-go/v2/primitive"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/seckill/reconciler/internal/rocketmq"
@@ -61,11 +57,9 @@ type Consumer struct {
 	Scripts *lua.Runner
 	FaultOf func(reservationID string) Fault // nil: none
 	Timeout time.Duration                    // of one delivery; default 10s
-	Logger  *slog.Logger
 
 	mu     sync.Mutex
 	events map[Event]int
-	push   *pushConsumer
 }
 
 // Events counts what became of the deliveries so far.
@@ -188,50 +182,4 @@ func (c *Consumer) advance(ctx context.Context, m rocketmq.OrderMessage, args lu
 		return fmt.Errorf("show reservation %s as %s: %w", m.ReservationID, args.Target, err)
 	}
 	return nil
-}
-
-// Subscription says where a consumer's messages come from.
-type Subscription struct {
-	NameServers []string // host:port
-	Topic       string
-	Group       string
-	Tag         string
-	Goroutines  int   // deliveries at once; default 16
-	MaxAttempts int32 // further deliveries before a dead letter; default 3
-}
-
-// Start consumes in the background until [Consumer.Stop].
-func (c *Consumer) Start(s Subscription) error {
-	if c.push != nil {
-		return errors.New("start the order consumer: it was started before")
-	}
-	rocketmq.RouteLibraryLog(c.Logger)
-	push, err := newPushConsumer(s, c.receive)
-	if err != nil {
-		return fmt.Errorf("start the order consumer of %s: %w", s.Topic, err)
-	}
-	c.push = push
-	return nil
-}
-
-// Stop ends the consumption and waits for the deliveries under way.
-func (c *Consumer) Stop(ctx context.Context) error {
-	if c.push == nil {
-		return nil
-	}
-	return c.push.stop(ctx)
-}
-
-// receive is the client library's side of Consume.
-func (c *Consumer) receive(ctx context.Context, msg *primitive.MessageExt) consumer.ConsumeResult {
-	d := Delivery{Body: msg.Body, Attempt: msg.ReconsumeTimes, Replayed: msg.GetProperty(propertyReplay) != ""}
-	event, acknowledge, err := c.Consume(ctx, d)
-	if err != nil {
-		c.Logger.Debug("order message failed", "event", string(event), "kind", string(c.Kind),
-			"message_id", msg.GetKeys(), "attempt", d.Attempt, "error", err.Error())
-	}
-	if acknowledge {
-		return consumer.ConsumeSuccess
-	}
-	return consumer.ConsumeRetryLater
 }

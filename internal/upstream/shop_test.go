@@ -116,22 +116,23 @@ func pool(t *testing.T, url string) *pgxpool.Pool {
 // order is a consumer of the shop; start lets it take messages from the broker.
 func (s *shop) order(kind upstream.Kind, faults upstream.Faults) *upstream.Consumer {
 	return &upstream.Consumer{
-		Kind: kind, DB: s.consumer, Scripts: s.gateway.Scripts, FaultOf: faults.Of, Timeout: 20 * time.Second, Logger: quiet(),
+		Kind: kind, DB: s.consumer, Scripts: s.gateway.Scripts, FaultOf: faults.Of, Timeout: 20 * time.Second,
 	}
 }
 
-func (s *shop) start(c *upstream.Consumer) {
+func (s *shop) start(consumers ...*upstream.Consumer) {
 	s.t.Helper()
-	err := c.Start(upstream.Subscription{
-		NameServers: []string{s.stack.NameServer().Addr()}, Topic: s.topic, Group: s.group, Goroutines: 8, MaxAttempts: 1,
-	})
+	subscriber, err := upstream.Subscribe(upstream.Subscription{
+		NameServers: []string{s.stack.NameServer().Addr()}, Topic: s.topic, Group: s.group,
+		Goroutines: 8, MaxAttempts: 1, Logger: quiet(),
+	}, consumers...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.t.Context()), 20*time.Second)
 		defer cancel()
-		if err := c.Stop(ctx); err != nil {
+		if err := subscriber.Stop(ctx); err != nil {
 			s.t.Error(err)
 		}
 	})

@@ -301,7 +301,7 @@ func TestSecondOrderOfAUser(t *testing.T) {
 
 func TestMalformedMessageIsNotAcknowledged(t *testing.T) {
 	t.Parallel()
-	consumer := &upstream.Consumer{Kind: upstream.Claiming, Logger: quiet()}
+	consumer := &upstream.Consumer{Kind: upstream.Claiming}
 	event, acknowledged, err := consumer.Consume(t.Context(), upstream.Delivery{Body: []byte(`{"schema_version":1}`)})
 	if event != upstream.EventMalformed || acknowledged || err == nil {
 		t.Errorf("consumed: %s, acknowledged %t, %v", event, acknowledged, err)
@@ -395,10 +395,9 @@ func TestSale(t *testing.T) {
 	faults := upstream.Evenly(1, 0.05, upstream.AllFaults[1:]...)
 	var consumers []*upstream.Consumer
 	for _, kind := range kinds {
-		consumer := s.order(kind, faults)
-		s.start(consumer)
-		consumers = append(consumers, consumer)
+		consumers = append(consumers, s.order(kind, faults))
 	}
+	s.start(consumers...)
 	sale := &upstream.Sale{
 		Gateway: s.gateway, Users: users, Faults: faults, Page: 50, Concurrency: 8,
 		Delays: upstream.Delays{Mark: 2 * time.Second, Send: 2 * time.Second, Replay: 4 * time.Second},
@@ -433,9 +432,6 @@ func TestSale(t *testing.T) {
 		}
 		return fmt.Sprintf("stock %+v, want %d orders\n%s", got, ordering, s.unordered(ledger.All()))
 	})
-	for _, consumer := range consumers {
-		t.Logf("%s: %v", consumer.Kind, consumer.Events())
-	}
 	if got := s.stock(); got.Reserved != units || got.Available != 0 || got.Sold > units {
 		t.Errorf("stock %+v", got)
 	}
