@@ -301,7 +301,7 @@ func TestPostgresGone(t *testing.T) {
 // failing makes single reads fail.
 type failing struct {
 	*world
-	freeze, stray  error
+	freeze         error
 	stocks, fields map[reservation.Scope]error
 	lacks          map[reservation.Scope][]string
 	bad            map[reservation.Scope]string

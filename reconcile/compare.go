@@ -37,7 +37,7 @@ func missingConfig(k *skuReading) []contradiction {
 		}
 		out = append(out, contradiction{
 			check: CheckConfigMissing, scope: s.scope, cause: strings.Join(s.missing, ","),
-			message: fmt.Sprintf("the scope is registered and was confirmed, but Redis has no %s", strings.Join(s.missing, ", ")),
+			message: "the scope is registered and was confirmed, but Redis has no " + strings.Join(s.missing, ", "),
 			redis:   map[string]any{"missing": s.missing},
 			pg:      map[string]any{"confirmed": true},
 		})
@@ -60,7 +60,8 @@ func brokenInvariant(k *skuReading) []contradiction {
 		case s.stock == nil || len(s.stock.missing()) > 0:
 			continue
 		default:
-			if !c.invariant(*s.stock) {
+			var broken bool
+			if c, broken = invariant(s.scope, *s.stock); !broken {
 				continue
 			}
 		}
@@ -69,8 +70,9 @@ func brokenInvariant(k *skuReading) []contradiction {
 	return out
 }
 
-// invariant fills c with what is wrong with the stock, if something is.
-func (c *contradiction) invariant(stock Stock) bool {
+// invariant says what is wrong with a stock, if something is.
+func invariant(scope reservation.Scope, stock Stock) (c contradiction, broken bool) {
+	c = contradiction{check: CheckInvariantBroken, scope: scope}
 	difference := stock.Initial - stock.Available - stock.Reserved
 	var negative []string
 	for _, f := range []struct {
@@ -91,12 +93,12 @@ func (c *contradiction) invariant(stock Stock) bool {
 		c.cause = "negative:" + strings.Join(negative, ",")
 		c.message = strings.Join(negative, ", ") + " below zero"
 	default:
-		return false
+		return c, false
 	}
 	c.redis = map[string]any{
 		"initial": stock.Initial, "available": stock.Available, "reserved": stock.Reserved, "released_total": stock.ReleasedTotal,
 	}
-	return true
+	return c, true
 }
 
 // mismatchedAllocation: Σ initial over the buckets of a version + in transit =

@@ -50,7 +50,7 @@ func (s *scopeReading) fail(source, reason string) {
 		}
 	}
 	name := jsonScope(s.scope)
-	s.failures = append(s.failures, Incomplete{Source: source, Scope: &name, Reason: reason})
+	s.failures = append(s.failures, Incomplete{Source: source, Scope: &name, Reason: oneLine(reason)})
 }
 
 func (s *scopeReading) failed() bool { return len(s.failures) > 0 }
@@ -80,9 +80,11 @@ func (r *reader) read(ctx context.Context, k *skuReading, strays bool) {
 	if r.needs.config {
 		r.readFields(ctx, full)
 	}
-	r.readStocks(ctx, k.where(func(s *scopeReading) bool { return s.sibling }))
+	// Siblings, and scopes that lack something and so are not compared: what is
+	// there of their stock is shown all the same.
+	r.readStocks(ctx, k.where(func(s *scopeReading) bool { return s.sibling || len(s.missing) > 0 }))
 	if !r.needs.orders {
-		r.readStocks(ctx, full)
+		r.readStocks(ctx, readable(full))
 	}
 	if !r.needs.orders && !strays {
 		return

@@ -29,6 +29,12 @@ type Options struct {
 	Tries  int           // readings of a scope in motion in one round; 0 means 4
 }
 
+// Validate finds mistakes that need no source to be seen: unknown checks.
+func (o Options) Validate() error {
+	_, err := selectChecks(o.Checks)
+	return err
+}
+
 // Filter selects scopes; what is not set selects all.
 type Filter struct {
 	ActivityID string
@@ -145,8 +151,8 @@ func (r *run) oneRound(ctx context.Context) error {
 	}
 	if err != nil {
 		r.broken = true
-		r.report.Incomplete = append(r.report.Incomplete, Incomplete{Source: SourcePostgres, Reason: err.Error()})
-		return nil
+		r.report.Incomplete = append(r.report.Incomplete, Incomplete{Source: SourcePostgres, Reason: oneLine(err.Error())})
+		return nil //nolint:nilerr // the report says it
 	}
 	readings, asked := r.prepare(skus)
 	if r.round == 1 && asked == 0 && !r.options.Filter.empty() {

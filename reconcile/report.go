@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/seckill/reconciler/reservation"
@@ -145,10 +146,13 @@ type Incomplete struct {
 func Unreachable(source string, err error) *Report {
 	now := time.Now().UTC()
 	r := newReport(nil, now)
-	r.Incomplete = append(r.Incomplete, Incomplete{Source: source, Reason: err.Error()})
+	r.Incomplete = append(r.Incomplete, Incomplete{Source: source, Reason: oneLine(err.Error())})
 	r.finish(now)
 	return r
 }
+
+// oneLine makes a reason fit into a row: causes of several lines are joined.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 func newReport(checks []Check, startedAt time.Time) *Report {
 	r := &Report{

@@ -104,9 +104,6 @@ func (w *world) reserve() {
 	}}
 }
 
-// calm ends the traffic.
-func (w *world) calm() { w.busy = 0 }
-
 // bucketless makes the shop one without a column for the bucket.
 func (w *world) bucketless() {
 	for _, b := range w.all {
