@@ -8,7 +8,6 @@ package daemon
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -109,8 +108,8 @@ func (d *Daemon) openRocketMQ() (err error) {
 		SendTimeout: c.SendTimeout, SendRate: c.SendRate, SendConcurrency: c.SendConcurrency,
 		SweepMargin: c.SweepMargin, MaxSweepMessages: c.MaxSweepMessages,
 	}
-	if c.TLS.Enabled {
-		mq.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
+	if mq.TLS, err = c.TLS.Client("rocketmq.tls"); err != nil {
+		return err
 	}
 	if d.sender, err = rocketmq.NewSender(mq, d.log); err != nil {
 		return fmt.Errorf("rocketmq sender: %w", err)

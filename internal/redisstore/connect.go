@@ -2,11 +2,8 @@ package redisstore
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 
 	"github.com/redis/go-redis/v9"
@@ -69,37 +66,11 @@ func universalOptions(c config.Redis) (*redis.UniversalOptions, error) {
 		DialTimeout: c.DialTimeout, ReadTimeout: c.CommandTimeout, WriteTimeout: c.CommandTimeout,
 		PoolSize: c.PoolSize,
 	})
-	if !c.TLS.Enabled {
-		return o, nil
-	}
-	t, err := tlsConfig(c.TLS)
-	if err != nil {
+	var err error
+	if o.TLSConfig, err = c.TLS.Client("redis.tls"); err != nil {
 		return nil, err
 	}
-	o.TLSConfig = t
 	return o, nil
-}
-
-func tlsConfig(c config.TLS) (*tls.Config, error) {
-	t := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName}
-	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("redis.tls.ca_file: %w", err)
-		}
-		t.RootCAs = x509.NewCertPool()
-		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("redis.tls.ca_file: %s holds no PEM certificate", c.CAFile)
-		}
-	}
-	if c.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("redis.tls.cert_file and key_file: %w", err)
-		}
-		t.Certificates = []tls.Certificate{pair}
-	}
-	return t, nil
 }
 
 var redisMode = regexp.MustCompile(`(?m)^redis_mode:(\w+)`)
