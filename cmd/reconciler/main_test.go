@@ -186,7 +186,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("%s: no example", path)
 		}
 		own := cmd.HasSubCommands()
-		for line := range strings.Lines(cmd.Example) {
+		for line := range strings.Lines(strings.ReplaceAll(cmd.Example, "\\\n", " ")) {
 			line, _, _ = strings.Cut(line, "   #")
 			words := words.FindAllString(line, -1)
 			for len(words) > 0 && strings.Contains(words[0], "=") {
