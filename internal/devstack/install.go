@@ -73,7 +73,7 @@ func (in *Installer) Ensure(ctx context.Context, p parts) error {
 		wanted bool
 		do     func(context.Context) error
 	}{
-		{p.Redis || p.Cluster, in.ensureRedis},
+		{p.Redis || p.Cluster || p.Sentinel, in.ensureRedis},
 		{p.RedisFloor || p.ClusterFloor, in.findRedisFloor},
 		{p.Postgres, in.findPostgres},
 		{p.Brokers > 0, in.ensureRocketMQ},
@@ -92,8 +92,9 @@ func (in *Installer) Ensure(ctx context.Context, p parts) error {
 
 // ensurePackages installs the Debian packages of all programs that are missing.
 func (in *Installer) ensurePackages(ctx context.Context, p parts) error {
-	anyRedis := p.Redis || p.RedisFloor || p.Cluster || p.ClusterFloor
-	needPip := (p.Redis || p.Cluster) && !exists(in.redisPath())
+	newRedis := p.Redis || p.Cluster || p.Sentinel
+	oldRedis := p.RedisFloor || p.ClusterFloor
+	needPip := newRedis && !exists(in.redisPath())
 	needMaven := p.Brokers > 0 && !exists(in.jarDir())
 	var missing []string
 	for _, need := range []struct {
@@ -101,8 +102,8 @@ func (in *Installer) ensurePackages(ctx context.Context, p parts) error {
 		have   func() bool
 		pkg    string
 	}{
-		{p.RedisFloor || p.ClusterFloor, onPath("redis-server"), "redis-server"},
-		{anyRedis, onPath("redis-cli"), "redis-tools"},
+		{oldRedis, onPath("redis-server"), "redis-server"},
+		{newRedis || oldRedis, onPath("redis-cli"), "redis-tools"},
 		{p.Postgres, func() bool { return postgresBin() != "" }, "postgresql"},
 		{needPip, havePip(ctx), "python3-pip"},
 		{p.Brokers > 0, onPath("java"), "openjdk-17-jre-headless"},

@@ -109,6 +109,9 @@ func (s *Stack) bringUpRedis(ctx context.Context) error {
 			g.Go(func() error { return s.bringUpStandalone(ctx, server.name, server.program) })
 		}
 	}
+	if s.parts.Sentinel {
+		g.Go(func() error { return s.bringUpSentinel(ctx) })
+	}
 	return g.Wait()
 }
 
@@ -270,10 +273,12 @@ func pingRedis(ctx context.Context, addr string) error {
 }
 
 // redisClient is a plain client of one node for a few commands.
-func redisClient(addr string) *redis.Client {
-	return redis.NewClient(&redis.Options{
+func redisClient(addr string) *redis.Client { return redis.NewClient(redisOptions(addr)) }
+
+func redisOptions(addr string) *redis.Options {
+	return &redis.Options{
 		Addr: addr, MaxRetries: -1, DialerRetries: 1, PoolSize: 1, ContextTimeoutEnabled: true,
 		DialTimeout: time.Second, ReadTimeout: 10 * time.Second, DisableIdentity: true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})
+	}
 }

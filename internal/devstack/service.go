@@ -52,7 +52,8 @@ type Service struct {
 }
 
 // Name is unique in its stack: redis, redis-floor, cluster-0 … cluster-5,
-// cluster-floor-0 …, postgres, name-server, broker-0 ….
+// cluster-floor-0 …, sentinel-redis-0 and -1, sentinel-0 … sentinel-2, postgres,
+// name-server, broker-0 ….
 func (s *Service) Name() string { return s.rec.Name }
 
 // Port is the service's TCP port on 127.0.0.1.

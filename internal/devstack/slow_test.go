@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/seckill/reconciler/internal/devstack"
 	"github.com/seckill/reconciler/internal/devstack/stacktest"
 	"github.com/seckill/reconciler/internal/rocketmq/remoting"
@@ -66,6 +68,38 @@ func TestSlowClusterFailsOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cluster.WaitReady(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSlowSentinelPromotesTheReplica(t *testing.T) {
+	stack := stacktest.Own(t, devstack.Options{Sentinel: true})
+	group := stack.Sentinel()
+	master, err := group.Master(t.Context())
+	if err != nil || master != group.Servers[0] {
+		t.Fatalf("master %v, %v", master, err)
+	}
+	client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: devstack.SentinelMaster, SentinelAddrs: group.SentinelAddrs()})
+	defer func() { _ = client.Close() }()
+	if err := client.Set(t.Context(), "k", "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := master.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		now, err := group.Master(t.Context())
+		if err == nil && now == group.Servers[1] {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no promotion: %v", err)
+		}
+	}
+	if err := master.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := group.WaitReady(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

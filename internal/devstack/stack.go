@@ -32,6 +32,7 @@ type Options struct {
 	RedisFloor   bool // standalone, 7.0
 	Cluster      bool // 3 masters and 3 replicas, 8.x
 	ClusterFloor bool // 3 masters and 3 replicas, 7.0
+	Sentinel     bool // a master, a replica and 3 sentinels, 8.x
 	Postgres     bool
 	Brokers      int // RocketMQ brokers; a name server comes with the first
 
@@ -54,6 +55,7 @@ func (o Options) merge(old parts) parts {
 		RedisFloor:   o.RedisFloor || old.RedisFloor,
 		Cluster:      o.Cluster || old.Cluster,
 		ClusterFloor: o.ClusterFloor || old.ClusterFloor,
+		Sentinel:     o.Sentinel || old.Sentinel,
 		Postgres:     o.Postgres || old.Postgres,
 		Brokers:      max(o.Brokers, old.Brokers),
 	}
@@ -65,6 +67,7 @@ type parts struct {
 	RedisFloor   bool `json:"redis_floor"`
 	Cluster      bool `json:"cluster"`
 	ClusterFloor bool `json:"cluster_floor"`
+	Sentinel     bool `json:"sentinel"`
 	Postgres     bool `json:"postgres"`
 	Brokers      int  `json:"brokers"`
 }

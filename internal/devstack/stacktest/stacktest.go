@@ -30,6 +30,10 @@ import (
 // is; .run/test of the module if it is not set.
 const DirVariable = "DEVSTACK_TEST_DIR"
 
+// turnLimit bounds the wait for other tests' own stacks, below go test's default
+// time limit of ten minutes.
+const turnLimit = 8 * time.Minute
+
 // setupLimit bounds what a helper here does before its test begins.
 const setupLimit = 2 * time.Minute
 
@@ -78,8 +82,8 @@ func Shared(tb testing.TB) *devstack.Stack {
 }
 
 // Own starts a stack for this test alone, which may break it, and ends it with
-// the test. Only one test process at a time has such stacks: several would make
-// each other slow enough to fail.
+// the test. A few test processes at a time have such stacks: more would make
+// each other slow enough to fail, so they wait.
 func Own(tb testing.TB, opts devstack.Options) *devstack.Stack {
 	tb.Helper()
 	turn.take(tb)
@@ -102,13 +106,17 @@ func Own(tb testing.TB, opts devstack.Options) *devstack.Stack {
 	return stack
 }
 
-// ownTurn is the right to have own stacks, held by one process at a time and
-// shared by its tests.
+// ownTurn is the right of a test process to have own stacks, shared by its
+// tests. There are a few of them on a machine.
 type ownTurn struct {
 	mu    sync.Mutex
 	users int
 	lock  *os.File
 }
+
+// turns is how many test processes may have own stacks at a time: enough for
+// `go test -p 2`, and for a second run beside it.
+const turns = 4
 
 var turn ownTurn
 
@@ -117,15 +125,11 @@ func (o *ownTurn) take(tb testing.TB) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.users == 0 {
-		path := filepath.Join(os.TempDir(), fmt.Sprintf("seckill-stacktest-%d.lock", os.Getuid()))
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+		lock, err := waitForTurn(tb.Context())
 		if err != nil {
-			tb.Fatalf("open the lock of own stacks: %v", err)
+			tb.Fatalf("wait for the stacks of other tests to end: %v", err)
 		}
-		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-			tb.Fatalf("wait for other tests' stacks: %v", err)
-		}
-		o.lock = f
+		o.lock = lock
 	}
 	o.users++
 	tb.Cleanup(func() {
@@ -135,6 +139,32 @@ func (o *ownTurn) take(tb testing.TB) {
 			_ = o.lock.Close()
 		}
 	})
+}
+
+func waitForTurn(ctx context.Context) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, turnLimit)
+	defer cancel()
+	for {
+		for i := range turns {
+			f, err := os.OpenFile(filepath.Join(os.TempDir(), fmt.Sprintf("seckill-stacktest-%d-%d.lock", os.Getuid(), i)), os.O_CREATE|os.O_RDWR, 0o644)
+			if err != nil {
+				return nil, err
+			}
+			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+			if err == nil {
+				return f, nil
+			}
+			_ = f.Close()
+			if !errors.Is(err, syscall.EWOULDBLOCK) {
+				return nil, err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // unique is a name that no other test of any run has.
