@@ -18,11 +18,11 @@ import (
 	"github.com/seckill/reconciler/reservation"
 )
 
-// fromServer is an error reply of a server.
-type fromServer string
+// serverError is an error reply of a server.
+type serverError string
 
-func (e fromServer) Error() string { return string(e) }
-func (fromServer) RedisError()     {}
+func (e serverError) Error() string { return string(e) }
+func (serverError) RedisError()     {}
 
 func TestKindOf(t *testing.T) {
 	reset := &net.OpError{Op: "read", Err: errors.New("connection reset by peer")}
@@ -33,29 +33,29 @@ func TestKindOf(t *testing.T) {
 		want    kind
 		class   Class
 	}{
-		{fromServer("NOSCRIPT No matching script. Please use EVAL."), true, ErrNoScript, ClassNotExecuted},
-		{fromServer("WRONGDATA seckill:{x}:stock"), true, ErrWrongData, ClassData},
-		{fromServer("OOM allow-oom flag is not set on the script, can not run it when used memory > 'maxmemory'"), true, ErrOutOfMemory, ClassConfiguration},
-		{fromServer("CROSSSLOT Keys in request don't hash to the same slot"), true, ErrCrossSlot, ClassConfiguration},
-		{fromServer("MOVED 1 127.0.0.1:1"), true, ErrRedirected, ClassNotExecuted},
-		{fromServer("ASK 1 127.0.0.1:1"), true, ErrRedirected, ClassNotExecuted},
-		{fromServer("TRYAGAIN Multiple keys request during rehashing of slot"), true, ErrTryAgain, ClassNotExecuted},
-		{fromServer("CLUSTERDOWN The cluster is down"), true, ErrClusterDown, ClassNotExecuted},
-		{fromServer("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'."), true, ErrMasterDown, ClassNotExecuted},
-		{fromServer("READONLY You can't write against a read only replica."), true, ErrReadOnly, ClassNotExecuted},
-		{fromServer("NOREPLICAS Not enough good replicas to write."), true, ErrNotEnoughReplicas, ClassNotExecuted},
-		{fromServer("MISCONF Errors writing to the AOF file: No space left on device"), true, ErrPersistence, ClassNotExecuted},
-		{fromServer("LOADING Redis is loading the dataset in memory"), true, ErrLoading, ClassNotExecuted},
-		{fromServer("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."), true, ErrBusy, ClassNotExecuted},
-		{fromServer("NOPERM User d has no permissions to run the 'evalsha' command"), true, ErrNoPermission, ClassConfiguration},
-		{fromServer("NOAUTH Authentication required."), false, ErrNoPermission, ClassConfiguration},
-		{fromServer("WRONGPASS invalid username-password pair or user is disabled."), false, ErrNoPermission, ClassConfiguration},
-		{fromServer("ERR max number of clients reached"), false, ErrMaxClients, ClassNotExecuted},
-		{fromServer("ERR unknown command"), true, ErrRefused, ClassConfiguration},
-		{fromServer("BUSYGROUP something else"), true, ErrRefused, ClassConfiguration},
+		{serverError("NOSCRIPT No matching script. Please use EVAL."), true, ErrNoScript, ClassNotExecuted},
+		{serverError("WRONGDATA seckill:{x}:stock"), true, ErrWrongData, ClassData},
+		{serverError("OOM allow-oom flag is not set on the script, can not run it when used memory > 'maxmemory'"), true, ErrOutOfMemory, ClassConfiguration},
+		{serverError("CROSSSLOT Keys in request don't hash to the same slot"), true, ErrCrossSlot, ClassConfiguration},
+		{serverError("MOVED 1 127.0.0.1:1"), true, ErrRedirected, ClassNotExecuted},
+		{serverError("ASK 1 127.0.0.1:1"), true, ErrRedirected, ClassNotExecuted},
+		{serverError("TRYAGAIN Multiple keys request during rehashing of slot"), true, ErrTryAgain, ClassNotExecuted},
+		{serverError("CLUSTERDOWN The cluster is down"), true, ErrClusterDown, ClassNotExecuted},
+		{serverError("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'."), true, ErrMasterDown, ClassNotExecuted},
+		{serverError("READONLY You can't write against a read only replica."), true, ErrReadOnly, ClassNotExecuted},
+		{serverError("NOREPLICAS Not enough good replicas to write."), true, ErrNotEnoughReplicas, ClassNotExecuted},
+		{serverError("MISCONF Errors writing to the AOF file: No space left on device"), true, ErrPersistence, ClassNotExecuted},
+		{serverError("LOADING Redis is loading the dataset in memory"), true, ErrLoading, ClassNotExecuted},
+		{serverError("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."), true, ErrBusy, ClassNotExecuted},
+		{serverError("NOPERM User d has no permissions to run the 'evalsha' command"), true, ErrNoPermission, ClassConfiguration},
+		{serverError("NOAUTH Authentication required."), false, ErrNoPermission, ClassConfiguration},
+		{serverError("WRONGPASS invalid username-password pair or user is disabled."), false, ErrNoPermission, ClassConfiguration},
+		{serverError("ERR max number of clients reached"), false, ErrMaxClients, ClassNotExecuted},
+		{serverError("ERR unknown command"), true, ErrRefused, ClassConfiguration},
+		{serverError("BUSYGROUP something else"), true, ErrRefused, ClassConfiguration},
 		// raised in the middle of a script: writes may have happened before it
-		{fromServer("ERR The user executing the script can't run this command or subcommand script: ab, on @user_script:9."), true, ErrScriptFailed, ClassUnknown},
-		{fromServer("NOPERM x script: ab, on @user_script:9."), true, ErrScriptFailed, ClassUnknown},
+		{serverError("ERR The user executing the script can't run this command or subcommand script: ab, on @user_script:9."), true, ErrScriptFailed, ClassUnknown},
+		{serverError("NOPERM x script: ab, on @user_script:9."), true, ErrScriptFailed, ClassUnknown},
 		{io.EOF, true, ErrOutcomeUnknown, ClassUnknown},
 		{reset, true, ErrOutcomeUnknown, ClassUnknown},
 		{os.ErrDeadlineExceeded, true, ErrOutcomeUnknown, ClassUnknown},

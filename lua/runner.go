@@ -419,19 +419,20 @@ func (n *node) send(ctx context.Context, to route, calls []outcome, loadErr *err
 
 // outcome types what a command came back with. A complete reply counts whatever
 // the error: when the connection is lost half way through a pipeline, the
-// library stamps the loss on the calls that were answered before it, too. And
-// a pipeline that failed before its first command (a refused login) leaves no
-// error on the commands at all.
+// library stamps the loss on the calls that were answered before it, too. A
+// reply that was lost half way through is a nil slice. And a pipeline that
+// failed before its first command (a refused login) leaves no error on the
+// commands at all.
 func (c *command) outcome(of *call, pipeline error) (any, error) {
-	if reply := c.Val(); reply != nil {
+	if reply, ok := c.Val().([]any); ok && reply != nil {
 		return reply, nil
 	}
 	err := c.Err()
-	if err == nil {
-		err = pipeline
+	if err == nil && (c.Val() != nil || pipeline == nil) {
+		return nil, of.failure(ErrBadReply, fmt.Errorf("want an array, got %T", c.Val()))
 	}
 	if err == nil {
-		return nil, of.failure(ErrBadReply, errors.New("no reply"))
+		err = pipeline
 	}
 	k := kindOf(err, c.written.Load())
 	failure := of.failure(k, err)
