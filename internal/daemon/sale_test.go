@@ -34,6 +34,8 @@ type sale struct {
 	runner *lua.Runner
 	db     *pgxpool.Pool // as the superuser
 	users  int
+
+	sending *daemon.Daemon // of [sale.sender]
 }
 
 // newSale prepares a sale of 1,000 units on the stack.
