@@ -109,9 +109,11 @@ func NewEvidence(cfg Config, registry QueueRegistry, logger *slog.Logger) (*Evid
 	return e, nil
 }
 
-// Close ends all connections. It waits for a pass under way.
+// Close ends all connections. It waits for a pass under way; passes that begin
+// later are UNKNOWN.
 func (e *Evidence) Close() {
-	<-e.turn // never given back: later passes find no turn before their time is up
+	<-e.turn
+	defer e.giveBack()
 	e.servers.Close()
 	for _, p := range e.peers {
 		p.Close()

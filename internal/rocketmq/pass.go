@@ -58,7 +58,11 @@ type messageState struct {
 }
 
 func (m *messageState) add(e reservation.MessageEvidence) {
-	if m.any {
+	switch {
+	case !m.any:
+	case e.State == m.found.State && e.SinceMS == m.found.SinceMS:
+		e.Detail = min(e.Detail, m.found.Detail) // brokers answer in any order
+	default:
 		e = m.found.Stronger(e)
 	}
 	m.found, m.any = e, true
