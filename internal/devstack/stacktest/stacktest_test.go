@@ -1,13 +1,19 @@
 package stacktest_test
 
 import (
+	"cmp"
 	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/seckill/reconciler/internal/devstack"
 	"github.com/seckill/reconciler/internal/devstack/stacktest"
 )
 
@@ -108,5 +114,39 @@ func exec(t *testing.T, url, sql string) {
 	t.Helper()
 	if _, err := connect(t, url).Exec(t.Context(), sql); err != nil {
 		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// A slow test of another name would be run by neither `make test` nor `make
+// test-slow`, and nobody would notice.
+func TestSlowTestsHaveTheNameThatMakeRuns(t *testing.T) {
+	root, err := devstack.ModuleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow := regexp.MustCompile(`(?m)^//go:build .*\bslow\b`)
+	test := regexp.MustCompile(`(?m)^func (Test\w+)\(\w+ \*testing\.T\)`)
+	files := 0
+	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || path != root && entry.IsDir() && strings.HasPrefix(entry.Name(), ".") {
+			return cmp.Or(err, fs.SkipDir)
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		source, err := os.ReadFile(path)
+		if err != nil || !slow.Match(source) {
+			return err
+		}
+		files++
+		for _, name := range test.FindAllSubmatch(source, -1) {
+			if !strings.HasPrefix(string(name[1]), "TestSlow") && string(name[1]) != "TestMain" {
+				t.Errorf("%s: %s has the build tag slow but not a name that begins with TestSlow", path, name[1])
+			}
+		}
+		return nil
+	})
+	if err != nil || files == 0 {
+		t.Errorf("looked at %d slow files, %v", files, err)
 	}
 }
