@@ -10,6 +10,7 @@ package scanner
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/reservation"
@@ -62,11 +63,15 @@ func (s *Scanner) scan(ctx context.Context, pages []reservation.Page, blocked bo
 				Member: m, Orders: orders.Of(m), NowMS: page.NowMS,
 				Refusals: s.Dispatch.Refusals(m.ID), Policy: policy,
 			}
-			c := pass.Decide(in, page.Index, tally)
-			switch {
+			if reservation.NeedsMessages(in) {
+				tally.Seen++ // the fencer decides, which asks RocketMQ
+				others = append(others, pass.Case{Input: in, Index: page.Index})
+				continue
+			}
+			switch c := pass.Decide(in, page.Index, tally); {
 			case c.Action.Verb == reservation.VerbSend:
 				sends = append(sends, c)
-			case s.owns(c):
+			case owns(c.Action.Row):
 				own = append(own, c)
 			default:
 				others = append(others, c)
@@ -81,18 +86,10 @@ func (s *Scanner) scan(ctx context.Context, pages []reservation.Page, blocked bo
 	return s.Dispatch.Send(ctx, sends, tally)
 }
 
-// owns says whether the scanner acts on the decision itself: rows 1, 2 and 6,
-// and row 9 unless it rests on the message's whereabouts. Orphans and
-// malformed members wait here as they do there.
-func (s *Scanner) owns(c pass.Case) bool {
-	switch c.Action.Row {
-	case reservation.RowOrphan, 0, 1, 2, 6:
-		return true
-	case 9:
-		return !reservation.NeedsMessages(c.Input)
-	default:
-		return false
-	}
+// owns says whether the scanner acts on decisions of the row itself. Orphans
+// and malformed members wait here as they do there.
+func owns(row int) bool {
+	return slices.Contains([]int{reservation.RowOrphan, 0, 1, 2, 6, 9}, row)
 }
 
 // leave makes sure that the fencer finds the members, and defers them here.
