@@ -97,7 +97,7 @@ func TestEvidenceIsUnknownUntilInstalled(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn := connect(t, url)
-	refused(t, conn, "SK013", `SELECT * FROM seckill.order_evidence WHERE reservation_id = ANY ('{r1}')`)
+	refused(t, conn, "SK013", `SELECT order_id FROM seckill.order_evidence WHERE reservation_id = ANY ('{r1}')`)
 	refused(t, conn, "SK013", `SELECT count(*) FROM unnest('{r1}'::text[]) AS i (id)
 		LEFT JOIN (SELECT reservation_id FROM seckill.order_evidence WHERE reservation_id = 'r1') AS o ON o.reservation_id = i.id`)
 	refused(t, conn, "SK010", `SELECT seckill.fence_reservations('{r1}', 'test', NULL)`)
@@ -207,7 +207,7 @@ func TestOrdinaryOwner(t *testing.T) {
 	if _, err := migrations.Up(t.Context(), ownerURL, migrations.Options{WithReference: true}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := migrations.InstallEvidence(t.Context(), ownerURL, `SELECT *, status <> 'CANCELLED' AS active FROM shop.orders`); err != nil {
+	if _, err := migrations.InstallEvidence(t.Context(), ownerURL, `SELECT reservation_id, order_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id, status <> 'CANCELLED' AS active, created_at FROM shop.orders`); err != nil {
 		t.Fatal(err)
 	}
 	daemon := connect(t, daemonURL)

@@ -1,6 +1,7 @@
 package migrations_test
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
@@ -19,125 +20,160 @@ func TestOrderFenceByStatement(t *testing.T) {
 		then map[string]string
 	}{
 		{
-			"single row", []string{`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`},
-			"", map[string]string{"r1": "ORDER:o1"},
+			"single row",
+			[]string{`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`},
+			"",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 		{
-			"single row, fenced", []string{`INSERT INTO adopter.orders VALUES ('o1', 'fenced', 1)`},
+			"single row, fenced",
+			[]string{`INSERT INTO adopter.orders VALUES ('o1', 'fenced', 1)`},
 			"SK001", nil,
 		},
 		{
-			"single row, rejected", []string{`INSERT INTO adopter.orders VALUES ('o1', 'rejected', 1)`},
+			"single row, rejected",
+			[]string{`INSERT INTO adopter.orders VALUES ('o1', 'rejected', 1)`},
 			"SK001", nil,
 		},
 		{
-			"multi-row", []string{`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1), ('o2', 'r2', 2)`},
-			"", map[string]string{"r1": "ORDER:o1", "r2": "ORDER:o2"},
+			"multi-row",
+			[]string{`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1), ('o2', 'r2', 2)`},
+			"",
+			map[string]string{"r1": "ORDER:o1", "r2": "ORDER:o2"},
 		},
 		{
-			"multi-row with a fenced one", []string{`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1), ('o2', 'fenced', 2)`},
+			"multi-row with a fenced one",
+			[]string{`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1), ('o2', 'fenced', 2)`},
 			"SK001", nil,
 		},
 		{
-			"two orders of one reservation", []string{
+			"two orders of one reservation",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`, `INSERT INTO adopter.orders VALUES ('o2', 'r1', 2)`,
 			},
-			"SK002", map[string]string{"r1": "ORDER:o1"},
+			"SK002",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 		{
-			"DO NOTHING that drops the row", []string{
+			"DO NOTHING that drops the row",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`, `INSERT INTO adopter.orders VALUES ('o2', 'r2', 1) ON CONFLICT DO NOTHING`,
 			},
-			"", map[string]string{"r1": "ORDER:o1"},
+			"",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 		{
-			"DO NOTHING that inserts a fenced one", []string{`INSERT INTO adopter.orders VALUES ('o1', 'fenced', 1) ON CONFLICT DO NOTHING`},
+			"DO NOTHING that inserts a fenced one",
+			[]string{`INSERT INTO adopter.orders VALUES ('o1', 'fenced', 1) ON CONFLICT DO NOTHING`},
 			"SK001", nil,
 		},
 		{
-			"DO UPDATE that keeps the reservation", []string{
+			"DO UPDATE that keeps the reservation",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`,
 				`INSERT INTO adopter.orders VALUES ('o1', 'r3', 1) ON CONFLICT (order_id) DO UPDATE SET qty = adopter.orders.qty + 1`,
 			},
-			"", map[string]string{"r1": "ORDER:o1"},
+			"",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 		{
-			"DO UPDATE that changes the reservation", []string{
+			"DO UPDATE that changes the reservation",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`,
 				`INSERT INTO adopter.orders VALUES ('o1', 'r4', 1) ON CONFLICT (order_id) DO UPDATE SET reservation_id = excluded.reservation_id`,
 			},
-			"SK003", map[string]string{"r1": "ORDER:o1"},
+			"SK003",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 		{
-			"MERGE that inserts a fenced one", []string{
+			"MERGE that inserts a fenced one",
+			[]string{
 				`MERGE INTO adopter.orders t USING (VALUES ('o1', 'r1', 1), ('o2', 'fenced', 2)) s (o, r, u) ON t.order_id = s.o
 				 WHEN NOT MATCHED THEN INSERT (order_id, reservation_id, user_id) VALUES (s.o, s.r, s.u)`,
 			},
 			"SK001", nil,
 		},
 		{
-			"MERGE", []string{
+			"MERGE",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`,
 				`MERGE INTO adopter.orders t USING (VALUES ('o1', 'rx', 1), ('o2', 'r2', 2)) s (o, r, u) ON t.order_id = s.o
 				 WHEN MATCHED THEN UPDATE SET qty = 2
 				 WHEN NOT MATCHED THEN INSERT (order_id, reservation_id, user_id) VALUES (s.o, s.r, s.u)`,
 			},
-			"", map[string]string{"r1": "ORDER:o1", "r2": "ORDER:o2"},
+			"",
+			map[string]string{"r1": "ORDER:o1", "r2": "ORDER:o2"},
 		},
 		{
-			"savepoint rolled back", []string{
+			"savepoint rolled back",
+			[]string{
 				`BEGIN; SAVEPOINT s; INSERT INTO adopter.orders VALUES ('o1', 'r1', 1); ROLLBACK TO s;
 				 INSERT INTO adopter.orders VALUES ('o2', 'r2', 2); COMMIT`,
 			},
-			"", map[string]string{"r2": "ORDER:o2"},
+			"",
+			map[string]string{"r2": "ORDER:o2"},
 		},
 		{
-			"exception block", []string{
+			"exception block",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`,
 				`DO $$ BEGIN INSERT INTO adopter.orders VALUES ('o2', 'r2', 1); EXCEPTION WHEN unique_violation THEN NULL; END $$`,
 			},
-			"", map[string]string{"r1": "ORDER:o1"},
+			"",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 		{
-			"no reservation", []string{`INSERT INTO adopter.orders VALUES ('o1', NULL, 1), ('o2', '', 2)`},
+			"no reservation",
+			[]string{`INSERT INTO adopter.orders VALUES ('o1', NULL, 1), ('o2', '', 2)`},
 			"", nil,
 		},
 		{
-			"NULL becomes a reservation", []string{
+			"NULL becomes a reservation",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', NULL, 1)`, `UPDATE adopter.orders SET reservation_id = 'r1'`,
 			},
-			"", map[string]string{"r1": "ORDER:o1"},
+			"",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 		{
-			"NULL becomes a fenced reservation", []string{
+			"NULL becomes a fenced reservation",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', NULL, 1)`, `UPDATE adopter.orders SET reservation_id = 'fenced'`,
 			},
 			"SK001", nil,
 		},
 		{
-			"reservation changes", []string{
+			"reservation changes",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`, `UPDATE adopter.orders SET reservation_id = 'r2'`,
 			},
-			"SK003", map[string]string{"r1": "ORDER:o1"},
+			"SK003",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 		{
-			"reservation is taken away", []string{
+			"reservation is taken away",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`, `UPDATE adopter.orders SET reservation_id = NULL`,
 			},
-			"SK003", map[string]string{"r1": "ORDER:o1"},
+			"SK003",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 		{
-			"anything else changes", []string{
+			"anything else changes",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`, `UPDATE adopter.orders SET active = false, qty = 9`,
 			},
-			"", map[string]string{"r1": "ORDER:o1"},
+			"",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 		{
-			"cancelled and deleted, then again", []string{
+			"cancelled and deleted, then again",
+			[]string{
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`, `DELETE FROM adopter.orders`,
 				`INSERT INTO adopter.orders VALUES ('o1', 'r1', 1)`,
 			},
-			"", map[string]string{"r1": "ORDER:o1"},
+			"",
+			map[string]string{"r1": "ORDER:o1"},
 		},
 	}
 	a := newOrders(t)
@@ -158,9 +194,7 @@ func TestOrderFenceByStatement(t *testing.T) {
 				t.Errorf("statement: %v; want SQLSTATE %q", err, tt.want)
 			}
 			want := map[string]string{"fenced": "FENCED", "rejected": "REJECTED"}
-			for id, claim := range tt.then {
-				want[id] = claim
-			}
+			maps.Copy(want, tt.then)
 			if diff := cmp.Diff(want, a.claims(t)); diff != "" {
 				t.Errorf("claims (-want +got):\n%s", diff)
 			}

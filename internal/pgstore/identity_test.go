@@ -142,7 +142,7 @@ func TestStandbyAndPromotion(t *testing.T) {
 // promote returns when the clone takes writes.
 func startStandby(t *testing.T, stack *devstack.Stack) (url string, promote func()) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pgstore-standby-")
+	dir, err := os.MkdirTemp("", "pgstore-standby-") //nolint:usetesting // PostgreSQL's account cannot enter t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -298,9 +298,12 @@ func (l *Lease) Release(ctx context.Context) error {
 		if l.conn.IsClosed() {
 			return
 		}
-		_, err := l.conn.Exec(ctx, `UPDATE seckill.lease SET released_at = clock_timestamp() WHERE name = $1 AND backend_pid = pg_backend_pid()`,
+		// First the note, then the lock: a successor that has the lock sees that
+		// it need not wait.
+		_, noted := l.conn.Exec(ctx, `UPDATE seckill.lease SET released_at = clock_timestamp() WHERE name = $1 AND backend_pid = pg_backend_pid()`,
 			l.options.Name)
-		l.err = failed("release lease "+l.options.Name, errors.Join(err, l.conn.Close(ctx)))
+		_, unlocked := l.conn.Exec(ctx, `SELECT pg_advisory_unlock($1, $2)`, leaseClass, l.options.key())
+		l.err = failed("release lease "+l.options.Name, errors.Join(noted, unlocked, l.conn.Close(ctx)))
 	})
 	return l.err
 }

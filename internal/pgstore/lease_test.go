@@ -107,9 +107,11 @@ func TestLeaseIsLostBeforeAnotherHasIt(t *testing.T) {
 	const ttl = 1500 * time.Millisecond
 	tests := map[string]func(t *testing.T, proxy *faultproxy.Proxy, super *pgx.Conn, pid int){
 		"backend killed": func(t *testing.T, _ *faultproxy.Proxy, super *pgx.Conn, pid int) {
+			t.Helper()
 			exec(t, super, `SELECT pg_terminate_backend($1)`, pid)
 		},
 		"network stalled, then the server gives up": func(t *testing.T, proxy *faultproxy.Proxy, super *pgx.Conn, pid int) {
+			t.Helper()
 			proxy.Set(faultproxy.Faults{Stall: true})
 			exec(t, super, `SELECT pg_terminate_backend($1)`, pid)
 		},

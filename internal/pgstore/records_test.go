@@ -115,7 +115,7 @@ func TestRecordsOfOrdersThatContradictEachOther(t *testing.T) {
 	db := newDatabase(t)
 	super := connect(t, db.url)
 	exec(t, super, `CREATE TABLE shop.raw (LIKE seckill.order_evidence);
-		CREATE OR REPLACE VIEW seckill.order_evidence AS SELECT * FROM shop.raw;
+		CREATE OR REPLACE VIEW seckill.order_evidence AS TABLE shop.raw;
 		INSERT INTO shop.raw (reservation_id, order_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id, active) VALUES
 			('two', 'o1', 'q', 'a', 's', 1, 0, 'u', true), ('two', 'o2', 'q', 'a', 's', 1, 0, 'u', false),
 			('versions', 'o3', 'q', 'a', 's', 1, 0, 'u', true), ('versions', 'o3', 'q', 'a', 's', 2, NULL, 'u', true),

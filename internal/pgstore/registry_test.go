@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -233,7 +234,7 @@ func TestTasksReportedAtOnce(t *testing.T) {
 				var reports []reservation.TaskReport
 				for i := range 8 {
 					kind := fmt.Sprint("kind", (i*(2*worker+1))%8)
-					reports = append(reports, reservation.TaskReport{Kind: kind, Cause: "c", Count: 1, Sample: []string{fmt.Sprint(worker)}})
+					reports = append(reports, reservation.TaskReport{Kind: kind, Cause: "c", Count: 1, Sample: []string{strconv.Itoa(worker)}})
 				}
 				if err := db.store.ReportTasks(t.Context(), reports); err != nil {
 					t.Errorf("worker %d: %v", worker, err)

@@ -174,29 +174,32 @@ $$;
 -- +goose StatementEnd
 
 -- What is wrong with the fence of one order table. tgtype: row 1, before 2,
--- insert 4, update 16.
+-- insert 4, update 16. The relations are an array, and not a function's rows:
+-- the catalogs are then read by their indexes.
 -- +goose StatementBegin
 CREATE FUNCTION seckill.order_table_problems(entry seckill.order_table) RETURNS SETOF text
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = seckill, pg_temp AS $$
+DECLARE
+    relations oid[];
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_class WHERE oid = entry.relation) THEN
         RETURN NEXT format('order table with oid %s was dropped: if no orders are created there any more, run '
                            'SELECT seckill.remove_order_fence(%L)', entry.relation::oid, entry.relation::oid);
         RETURN;
     END IF;
+    relations := ARRAY(SELECT relation_tree(entry.relation));
     RETURN QUERY
     SELECT format('%s is a foreign table or no table: triggers of another server cannot be checked', c.oid::regclass)
-    FROM relation_tree(entry.relation) AS t (relation) JOIN pg_class AS c ON c.oid = t.relation
-    WHERE c.relkind NOT IN ('r', 'p');
+    FROM pg_class AS c WHERE c.oid = ANY (relations) AND c.relkind NOT IN ('r', 'p');
     RETURN QUERY
     SELECT format('%s has no enabled %s trigger of the order fence: run seckill.install_order_fence(%L, %L, %L, %L)',
-                  t.relation::regclass, needed.label, entry.relation, entry.reservation_column, entry.order_column, entry.columns)
-    FROM relation_tree(entry.relation) AS t (relation)
-    JOIN pg_class AS c ON c.oid = t.relation AND c.relkind IN ('r', 'p')
+                  c.oid::regclass, needed.label, entry.relation, entry.reservation_column, entry.order_column, entry.columns)
+    FROM pg_class AS c
     CROSS JOIN (VALUES (5, 'AFTER INSERT'), (17, 'AFTER UPDATE'), (19, 'BEFORE UPDATE')) AS needed (tgtype, label)
-    WHERE NOT EXISTS (
+    WHERE c.oid = ANY (relations) AND c.relkind IN ('r', 'p')
+      AND NOT EXISTS (
         SELECT FROM pg_trigger AS g
-        WHERE g.tgrelid = t.relation
+        WHERE g.tgrelid = c.oid
           AND g.tgfoid = 'seckill.order_fence()'::regprocedure
           AND g.tgtype = needed.tgtype
           AND g.tgenabled = 'A'
@@ -205,11 +208,12 @@ BEGIN
           AND g.tgattr = ''::int2vector
           AND g.tgargs = entry.trigger_arguments);
     RETURN QUERY
-    SELECT format('%s has no column %s: run seckill.install_order_fence() again with the new name', t.relation::regclass, needed.column_name)
-    FROM relation_tree(entry.relation) AS t (relation)
+    SELECT format('%s has no column %s: run seckill.install_order_fence() again with the new name', c.oid::regclass, needed.column_name)
+    FROM pg_class AS c
     CROSS JOIN (VALUES (entry.reservation_column), (entry.order_column)) AS needed (column_name)
-    WHERE NOT EXISTS (SELECT FROM pg_attribute AS a
-                      WHERE a.attrelid = t.relation AND a.attname = needed.column_name AND NOT a.attisdropped);
+    WHERE c.oid = ANY (relations)
+      AND NOT EXISTS (SELECT FROM pg_attribute AS a
+                      WHERE a.attrelid = c.oid AND a.attname = needed.column_name AND NOT a.attisdropped);
 END $$;
 -- +goose StatementEnd
 
@@ -234,35 +238,39 @@ $$;
 -- +goose StatementBegin
 CREATE FUNCTION seckill.evidence_problems() RETURNS SETOF text
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = seckill, pg_temp AS $$
+DECLARE
+    relations oid[];
+    functions oid[];
+    known     oid[];
 BEGIN
     IF to_regclass('seckill.order_evidence') IS NULL THEN
         RETURN NEXT 'the view seckill.order_evidence is missing: run "reconciler migrate evidence FILE"';
         RETURN;
     END IF;
-    IF EXISTS (SELECT FROM evidence_sources() AS s WHERE s.objid = 'seckill.no_evidence()'::regprocedure) THEN
+    SELECT coalesce(array_agg(s.objid) FILTER (WHERE s.classid = 'pg_class'::regclass), '{}'),
+           coalesce(array_agg(s.objid) FILTER (WHERE s.classid = 'pg_proc'::regclass), '{}')
+    INTO relations, functions FROM evidence_sources() AS s;
+    IF 'seckill.no_evidence()'::regprocedure = ANY (functions) THEN
         RETURN NEXT 'no view over the orders is installed: run "reconciler migrate evidence FILE"';
         RETURN;
     END IF;
+    SELECT array_agg(t.relation) INTO known
+    FROM (SELECT relation FROM order_table UNION ALL SELECT relation FROM lookup_table) AS k (root)
+    CROSS JOIN LATERAL relation_tree(k.root) AS t (relation);
     RETURN QUERY
     SELECT format('%s is read by order_evidence but is neither an order table (seckill.install_order_fence) nor listed in seckill.lookup_table',
                   c.oid::regclass)
-    FROM evidence_sources() AS s
-    JOIN pg_class AS c ON s.classid = 'pg_class'::regclass AND c.oid = s.objid
-    WHERE c.relkind IN ('r', 'p', 'f', 'm')
-      AND NOT EXISTS (
-          SELECT FROM (SELECT relation FROM order_table UNION ALL SELECT relation FROM lookup_table) AS known
-          WHERE c.oid IN (SELECT relation_tree(known.relation)));
+    FROM pg_class AS c
+    WHERE c.oid = ANY (relations) AND c.relkind IN ('r', 'p', 'f', 'm') AND c.oid <> ALL (coalesce(known, '{}'));
     RETURN QUERY
     SELECT format('%s is read by order_evidence with security_invoker, which makes what it shows depend on who asks', c.oid::regclass)
-    FROM evidence_sources() AS s
-    JOIN pg_class AS c ON s.classid = 'pg_class'::regclass AND c.oid = s.objid
+    FROM pg_class AS c
     CROSS JOIN LATERAL pg_options_to_table(c.reloptions) AS o
-    WHERE c.relkind = 'v' AND o.option_name = 'security_invoker' AND o.option_value::boolean;
+    WHERE c.oid = ANY (relations) AND c.relkind = 'v' AND o.option_name = 'security_invoker' AND o.option_value::boolean;
     RETURN QUERY
     SELECT format('order_evidence reads the function %s, behind which tables cannot be seen', p.oid::regprocedure)
-    FROM evidence_sources() AS s
-    JOIN pg_proc AS p ON s.classid = 'pg_proc'::regclass AND p.oid = s.objid
-    WHERE p.proretset AND p.pronamespace <> 'pg_catalog'::regnamespace;
+    FROM pg_proc AS p
+    WHERE p.oid = ANY (functions) AND p.proretset AND p.pronamespace <> 'pg_catalog'::regnamespace;
 END $$;
 -- +goose StatementEnd
 
