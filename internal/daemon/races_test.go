@@ -56,7 +56,7 @@ func (s *sale) claiming(ctx context.Context, pool *pgxpool.Pool, id, request, us
 		if outcome != reservation.OutcomeOrder {
 			return errFenced
 		}
-		time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond) //nolint:gosec // a pause
+		time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
 		_, err := tx.Exec(ctx, insertOrder, "o-"+id, id, request, s.scope.ActivityID, s.scope.SKUID, s.scope.Version, s.scope.Bucket, user)
 		return err
 	})
@@ -73,9 +73,9 @@ func TestOrdersRaceTheFence(t *testing.T) {
 		c.Fencer.MaxRelease.Min = races
 		c.Fencer.Batch = 64
 	})
-	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
+	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // chosen for repeatability
+	random := rand.New(rand.NewPCG(seed, 1))
 
 	ids := make([]string, races)
 	for i := range ids {
