@@ -361,3 +361,45 @@ func TestProbe(t *testing.T) {
 		t.Errorf("broker down: %+v, %v", h, err)
 	}
 }
+
+// A message that fails again and again moves between SCHEDULE and %RETRY% all
+// the time. Whenever it is looked for, it must be found waiting: only the order
+// in which offsets and topics are read sees to that.
+func TestAFailingMessageIsNeverTakenForConsumed(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	sent := b.send(40)
+	failing := map[string]bool{}
+	for _, q := range sent {
+		failing[q.MessageID] = true
+	}
+	h, stop := b.consume("*", 16, func(msg *primitive.MessageExt, _ int) consumer.ConsumeResult {
+		if failing[msg.GetKeys()] {
+			return consumer.ConsumeRetryLater
+		}
+		return consumer.ConsumeSuccess
+	})
+	h.await(t, 1, sent...)
+
+	states := map[reservation.MessageState]int{}
+	for looks := 0; h.timesOf(sent[len(sent)-1]) < 7; looks++ {
+		b.send(8) // the consumer stores its offset when it asks for more
+		asked := unplaced(sent)
+		if looks%2 == 1 {
+			asked = sent
+		}
+		for id, e := range b.gather(asked) {
+			states[e.State]++
+			if e.State != reservation.MessagePending && e.State != reservation.MessageRetrying {
+				t.Fatalf("%s is %+v while it is being retried", id, e)
+			}
+		}
+	}
+	stop()
+	if states[reservation.MessageRetrying] == 0 {
+		t.Errorf("none was seen between two deliveries: %v", states)
+	}
+	t.Logf("looked at %v", states)
+}

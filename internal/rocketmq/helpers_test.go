@@ -284,6 +284,13 @@ func (h *handled) add(msg *primitive.MessageExt) int {
 	return h.times[msg.GetKeys()]
 }
 
+// timesOf is how often the message was delivered.
+func (h *handled) timesOf(q rocketmq.Query) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.times[q.MessageID]
+}
+
 // await waits until each of the messages was delivered so many times.
 func (h *handled) await(t *testing.T, times int, queries ...rocketmq.Query) {
 	t.Helper()
