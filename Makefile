@@ -80,6 +80,11 @@ cover: $(DEVSTACK) ## test with coverage of all packages, written to coverage.ou
 	$(WITH_TEST_STACK) $(GOTEST) -coverpkg ./... -coverprofile coverage.out $(TESTFLAGS) $(PKG)
 	$(GO) tool cover -func coverage.out | tail -1
 
+.PHONY: bench
+bench: $(DEVSTACK) ## measure each stage of the daemon beside a bare composite, as a ratio
+	DEVSTACK_TEST_DIR='$(CURDIR)/.run/bench' $(DEVSTACK) with --dir .run/bench -- \
+		$(GO) test -timeout 30m -tags bench -run '^TestBench$$' -count 1 -v ./internal/daemon
+
 .PHONY: clean
 clean: down test-down ## end all stacks and remove what was built and fetched
 	rm -rf .bin .run dist coverage.out
