@@ -16,6 +16,8 @@ import (
 
 	"github.com/seckill/reconciler/internal/config"
 	"github.com/seckill/reconciler/internal/daemon"
+	"github.com/seckill/reconciler/internal/devstack/stacktest"
+	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/upstream"
 	"github.com/seckill/reconciler/reservation"
 )
@@ -409,4 +411,24 @@ func decided(v daemon.Verdict, job string, row int, cause string) (n int) {
 		}
 	}
 	return n
+}
+
+// decidedBy is [decided] over all jobs.
+func decidedBy(v daemon.Verdict, row int, cause string) (n int) {
+	for _, job := range v.Jobs {
+		n += decided(v, job.Job, row, cause)
+	}
+	return n
+}
+
+// operator is PostgreSQL with the rights of a person.
+func (s *sale) operator() *pgstore.Store {
+	s.t.Helper()
+	url := stacktest.LoginURL(s.t, s.stack, s.db.Config().ConnString(), "seckill_operator")
+	store, err := pgstore.Open(s.t.Context(), pgstore.Config{URL: url})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(store.Close)
+	return store
 }

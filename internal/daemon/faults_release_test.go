@@ -229,7 +229,7 @@ func (s *sale) wantReleased(ids []string, want int) {
 
 func (s *sale) tasksOf(kind string) []pgstore.Task {
 	s.t.Helper()
-	tasks, err := s.sender().Postgres.Tasks(s.t.Context(), pgstore.TaskFilter{Kinds: []string{kind}, States: pgstore.Unresolved})
+	tasks, err := s.operator().Tasks(s.t.Context(), pgstore.TaskFilter{Kinds: []string{kind}, States: pgstore.Unresolved})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func (s *sale) tasksOf(kind string) []pgstore.Task {
 
 func (s *sale) resolve(task pgstore.Task) {
 	s.t.Helper()
-	if err := s.sender().Postgres.ResolveTask(s.t.Context(), task.ID, "test", "a test"); err != nil {
+	if err := s.operator().ResolveTask(s.t.Context(), task.ID, "test", "a test"); err != nil {
 		s.t.Fatal(err)
 	}
 }
