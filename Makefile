@@ -65,6 +65,10 @@ test-up: $(DEVSTACK) ## start the shared test stack and leave it running, for `g
 test-down: $(DEVSTACK) ## end the shared test stack
 	@$(DEVSTACK) down --dir .run/test
 
+.PHONY: bench
+bench: $(DEVSTACK) ## each stage of the daemon beside a bare loop of the same round trips, as a ratio
+	@$(WITH_TEST_STACK) $(GO) test -timeout 20m -count 1 -tags bench -run '^TestBench' -v $(TESTFLAGS) ./internal/daemon
+
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## run the linters (make lint FIX=1 corrects what it can)
 	$(GOLANGCI_LINT) config verify
@@ -79,11 +83,6 @@ vuln: $(GOVULNCHECK) ## look for known vulnerabilities in what the daemon calls
 cover: $(DEVSTACK) ## test with coverage of all packages, written to coverage.out
 	$(WITH_TEST_STACK) $(GOTEST) -coverpkg ./... -coverprofile coverage.out $(TESTFLAGS) $(PKG)
 	$(GO) tool cover -func coverage.out | tail -1
-
-.PHONY: bench
-bench: $(DEVSTACK) ## measure each stage of the daemon beside a bare composite, as a ratio
-	DEVSTACK_TEST_DIR='$(CURDIR)/.run/bench' $(DEVSTACK) with --dir .run/bench -- \
-		$(GO) test -timeout 30m -tags bench -run '^TestBench$$' -count 1 -v ./internal/daemon
 
 .PHONY: clean
 clean: down test-down ## end all stacks and remove what was built and fetched
