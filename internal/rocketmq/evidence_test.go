@@ -78,8 +78,26 @@ func TestAResentMessageCountsByItsStrongestCopy(t *testing.T) {
 	b.want(reservation.MessagePending, "", again) // at its new position, which does not count for two sends
 	stale := again
 	stale.Position = sent[0].Position
+	b.evidence = b.newEvidence(b.cfg)             // one that has swept nothing yet
 	b.want(reservation.MessagePending, "", stale) // at its old position
 	b.want(reservation.MessageConsumed, "", sent[1:]...)
+}
+
+func TestAMessageThatSucceedsAtLastIsConsumed(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	sent := b.send(20)
+	b.consumeUntil(reservation.MessageConsumed, sent, 16, func(_ *primitive.MessageExt, times int) consumer.ConsumeResult {
+		if times < 3 {
+			return consumer.ConsumeRetryLater
+		}
+		return consumer.ConsumeSuccess
+	})
+	b.want(reservation.MessageConsumed, "", sent...) // its copies in SCHEDULE and %RETRY% are passed
+	b.evidence = b.newEvidence(b.cfg)
+	b.want(reservation.MessageConsumed, "", sent...)
 }
 
 func TestOnlyTheConsumersTagIsDelivered(t *testing.T) {

@@ -133,13 +133,12 @@ func (w *wanted) has(f uint64) bool {
 	return ok
 }
 
-// find returns the hits at or after an offset, oldest first.
-func (x *queueIndex) find(w *wanted, atOrAfter int64) []hit {
+// find returns the hits, oldest first.
+func (x *queueIndex) find(w *wanted) []hit {
 	var hits []hit
-	atOrAfter = max(atOrAfter, x.from)
 	for _, number := range x.blockNumbers() {
 		b, base := x.blocks[number], number<<blockBits
-		low, high := max(atOrAfter-base, 0), min(x.to-base, 1<<blockBits)
+		low, high := max(x.from-base, 0), min(x.to-base, 1<<blockBits)
 		for i := low; i < high; i++ {
 			if b[i] != noFingerprint && w.has(b[i]) {
 				hits = append(hits, hit{b[i], base + i})
@@ -147,7 +146,7 @@ func (x *queueIndex) find(w *wanted, atOrAfter int64) []hit {
 		}
 	}
 	for _, k := range x.further {
-		if k.offset >= atOrAfter && k.offset < x.to && w.has(k.fingerprint) {
+		if w.has(k.fingerprint) {
 			hits = append(hits, hit(k))
 		}
 	}

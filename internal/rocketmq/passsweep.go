@@ -145,15 +145,8 @@ type queueWindow struct {
 func (b *brokerPass) window(ctx context.Context, q queueReader, key queueKey, run *sweepRun) (queueWindow, error) {
 	kept := b.ranges[key.topic][key.queue]
 	w := queueWindow{window: window{min: kept.Min, max: kept.Max}}
-	switch key.topic {
-	case b.p.e.cfg.retryTopic():
-		w.start = b.committed[key] // 0 if nothing was passed
-		w.keepFrom = w.start
-		w.mayLackOlder = w.start < w.min
-		return w, nil
-	case scheduleTopic:
-		w.start = b.delivered[int(key.queue)+1]
-		w.keepFrom = w.start
+	if passed, ok := b.passed(key); ok {
+		w.start, w.keepFrom = passed, passed
 		w.mayLackOlder = w.start < w.min
 		return w, nil
 	}
@@ -178,6 +171,19 @@ func (b *brokerPass) window(ctx context.Context, q queueReader, key queueKey, ru
 		w.keepFrom = max(w.keepFrom, min(before, w.start))
 	}
 	return w, nil
+}
+
+// passed is the offset before which a copy in %RETRY% or SCHEDULE does not
+// count: it was delivered again. The other topics have none.
+func (b *brokerPass) passed(key queueKey) (offset int64, ok bool) {
+	switch key.topic {
+	case b.p.e.cfg.retryTopic():
+		return b.committed[key], true // 0 if the group has no offset
+	case scheduleTopic:
+		return b.delivered[int(key.queue)+1], true // queue n holds level n+1; 0 if it delivered nothing
+	default:
+		return 0, false
+	}
 }
 
 // relevant is the filter of a topic's records: SCHEDULE holds those of all
@@ -209,24 +215,12 @@ func (b *brokerPass) confirmHits(ctx context.Context) error {
 			if x == nil {
 				continue
 			}
-			for _, h := range x.find(sought, b.countsFrom(key)) {
+			for _, h := range x.find(sought) {
 				group.Go(func() error { return b.confirm(ctx, key, h) })
 			}
 		}
 	}
 	return group.Wait()
-}
-
-// countsFrom is the first offset whose copies count.
-func (b *brokerPass) countsFrom(key queueKey) int64 {
-	switch key.topic {
-	case b.p.e.cfg.retryTopic():
-		return b.committed[key]
-	case scheduleTopic:
-		return b.delivered[int(key.queue)+1]
-	default:
-		return 0
-	}
 }
 
 // dropStale forgets what is kept of brokers whose queues changed under it: the
@@ -266,7 +260,7 @@ func (p *pass) addCopy(i int, e reservation.MessageEvidence) {
 	p.messages[i].add(e)
 }
 
-// copyAt is what a copy at or beyond countsFrom says.
+// copyAt is what a copy that counts says.
 func (b *brokerPass) copyAt(key queueKey, r remoting.Record) reservation.MessageEvidence {
 	e := reservation.MessageEvidence{Detail: fmt.Sprintf("%s, offset %d", key, r.QueueOffset)}
 	switch key.topic {
