@@ -21,6 +21,8 @@ BROKERS ?= 1
 # make test PKG=./internal/... TESTFLAGS='-run X -v'
 PKG       ?= ./...
 TESTFLAGS ?=
+# make demo DEMOFLAGS='--users 3000 --units 1000'
+DEMOFLAGS ?=
 
 # Two packages at a time: they share one stack, and a machine may have two cores.
 GOTEST    := $(GO) test -timeout 10m -p 2
@@ -38,6 +40,10 @@ up: $(DEVSTACK) build ## start Redis, PostgreSQL and RocketMQ, write .run/env (C
 .PHONY: down
 down: $(DEVSTACK) ## end what `make up` started and remove its data
 	@$(DEVSTACK) down
+
+.PHONY: demo
+demo: build ## break a whole flash sale and watch the daemon repair it; leaves .run/demo/report.md (DEMOFLAGS='--seed 7')
+	@$(RECONCILER) demo $(DEMOFLAGS)
 
 .PHONY: build
 build: ## build the daemon, .bin/reconciler

@@ -47,6 +47,7 @@ evidence or an unreachable dependency, 4 another run holds the lock.`)
 		newTask(a),
 		newJob(a),
 		newBroker(a),
+		newDemo(a),
 	)
 	return root
 }

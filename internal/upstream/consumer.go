@@ -135,6 +135,9 @@ func (c *Consumer) order(ctx context.Context, m rocketmq.OrderMessage, fault Fau
 	}
 	result, orderID, err := create(ctx, m, fault == CrashBeforeCommit && d.Attempt == 0)
 	switch {
+	case sqlState(err) == fencedState:
+		// To an unmodified consumer an error like any other: it tries again.
+		return EventFenced, false, err
 	case err != nil:
 		return EventFailed, false, err
 	case fault == CrashAfterCommit && result == orderCreated:

@@ -104,16 +104,32 @@ func (g *Gateway) acknowledged(rs []reservation.Reservation) []rocketmq.SendResu
 	return results
 }
 
-// sendLater sends behind the gateway's back: nothing is noted.
+// sendLater sends behind the gateway's back: nothing is noted. What RocketMQ
+// does not take is sent again until it does: these messages do turn up.
 func (g *Gateway) sendLater(after time.Duration, rs []reservation.Reservation, properties map[string]string) Later {
 	return Later{after, func(ctx context.Context) error {
-		var errs []error
-		for _, result := range g.send(ctx, rs, properties) {
-			errs = append(errs, result.Err)
+		left := rs
+		for {
+			var unavailable []reservation.Reservation
+			for i, result := range g.send(ctx, left, properties) {
+				if result.Outcome == rocketmq.Unavailable {
+					unavailable = append(unavailable, left[i])
+				}
+			}
+			if left = unavailable; len(left) == 0 {
+				return nil
+			}
+			select {
+			case <-time.After(lateRetry):
+			case <-ctx.Done():
+				return fmt.Errorf("send %d late messages: %w", len(left), context.Cause(ctx))
+			}
 		}
-		return errors.Join(errs...)
 	}}
 }
+
+// lateRetry is the pause before late messages are sent again.
+const lateRetry = time.Second
 
 func (g *Gateway) duplicate(ctx context.Context, faults Faults, rs []reservation.Reservation) error {
 	results := g.Send(ctx, rs)

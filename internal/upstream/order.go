@@ -176,7 +176,11 @@ func (t tables) find(ctx context.Context, reservationID string) (orderID string,
 	return orderID, true, nil
 }
 
-const uniqueViolation = "23505"
+// SQLSTATEs that are told apart.
+const (
+	uniqueViolation = "23505"
+	fencedState     = "SK001" // the trigger: fenced or rejected (protocol §1)
+)
 
 // refusal is the reason for which a claiming consumer refuses for good; "" when
 // there is none.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -58,7 +59,12 @@ type Outage struct {
 	}
 	At  float64 // share of the requests, 0 to 1
 	For time.Duration
+
+	over atomic.Bool
 }
+
+// Over says whether the broker was stopped and runs again.
+func (o *Outage) Over() bool { return o.over.Load() }
 
 // Rollback dumps a scope's keys when one share of the requests has been made
 // and puts them back at another, as a failover does that lost the writes between.
@@ -240,6 +246,7 @@ func (o *Outage) run(ctx context.Context) error {
 	if err := o.Broker.Start(context.WithoutCancel(ctx)); err != nil {
 		return fmt.Errorf("start the broker again: %w", err)
 	}
+	o.over.Store(true)
 	return nil
 }
 

@@ -222,7 +222,7 @@ func TestFencedReservation(t *testing.T) {
 				}
 			case upstream.Unmodified:
 				wantStatus = enqueued
-				if event != upstream.EventFailed || acknowledged || err == nil {
+				if event != upstream.EventFenced || acknowledged || err == nil {
 					t.Errorf("consumed: %s, acknowledged %t, %v", event, acknowledged, err)
 				}
 			}
@@ -539,6 +539,9 @@ func TestOutageEndsWithTheSale(t *testing.T) {
 		}
 		if !slices.Equal(broker.did, []string{"kill", "start"}) {
 			t.Errorf("%s: the broker was %v", test.name, broker.did)
+		}
+		if !sale.Outage.Over() {
+			t.Errorf("%s: the outage is not over", test.name)
 		}
 	}
 }
