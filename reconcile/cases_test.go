@@ -358,15 +358,18 @@ func TestWhatCannotBeReadIsIncomplete(t *testing.T) {
 		"no sibling asked": {failing{stocks: map[reservation.Scope]error{one: errGone}}, Options{Filter: only.Filter, Checks: []string{CheckCountDrift}}, []string{"consistent"}},
 		"fields":           {failing{fields: map[reservation.Scope]error{one: errGone}}, Options{}, []string{"incomplete", "redis " + tag1}},
 		"no stock": {
-			failing{lacks: map[reservation.Scope][]string{one: {"meta", "stock"}}}, Options{},
+			failing{lacks: map[reservation.Scope][]string{one: {"meta", "stock"}}},
+			Options{},
 			[]string{"incomplete", "config_missing " + tag1, "redis " + tag1},
 		},
 		"no stock, and nobody looks for it": {
-			failing{lacks: map[reservation.Scope][]string{one: {"stock"}}}, Options{Checks: []string{CheckCountDrift}},
+			failing{lacks: map[reservation.Scope][]string{one: {"stock"}}},
+			Options{Checks: []string{CheckCountDrift}},
 			[]string{"incomplete", "redis " + tag1},
 		},
 		"malformed stock": {
-			failing{bad: map[reservation.Scope]string{one: "stock is not a hash"}}, Options{},
+			failing{bad: map[reservation.Scope]string{one: "stock is not a hash"}},
+			Options{},
 			[]string{"incomplete", "invariant_broken " + tag1, "redis " + tag1},
 		},
 	} {

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -113,24 +114,50 @@ func mismatchedAllocation(k *skuReading) []contradiction {
 	return out
 }
 
-func allocation(k *skuReading, v Version) (contradiction, bool) {
+// errNotAllRead says that a version's buckets cannot be summed up.
+var errNotAllRead = errors.New("not every bucket of the version was read")
+
+// initialOfAll sums up the initial stocks of a version's buckets.
+func (k *skuReading) initialOfAll(v Version) (int64, error) {
 	var sum int64
-	var at *scopeReading // the bucket that the finding names: one that differs, if one does
 	for _, b := range v.Buckets {
 		s := k.byName[k.sku.scope(v, b)]
 		if s == nil || s.stock == nil || s.stock.Initial == Missing {
-			return contradiction{}, false
+			return 0, errNotAllRead
 		}
 		sum += s.stock.Initial
+	}
+	if int64(len(v.Buckets)) != v.Count {
+		return 0, errNotAllRead
+	}
+	return sum, nil
+}
+
+// differing is the bucket that a finding about a version names: of those that
+// were asked for, the first whose initial stock is not the registered one, if
+// there is one.
+func (k *skuReading) differing(v Version) *scopeReading {
+	var at *scopeReading
+	for _, b := range v.Buckets {
+		s := k.byName[k.sku.scope(v, b)]
 		if s.full && (at == nil || (at.stock.Initial == at.bucket.Initial && s.stock.Initial != b.Initial)) {
 			at = s
 		}
 	}
+	return at
+}
+
+func allocation(k *skuReading, v Version) (contradiction, bool) {
+	sum, err := k.initialOfAll(v)
+	if err != nil {
+		return contradiction{}, false
+	}
+	at := k.differing(v)
 	// No unit is in transit: a transfer's markers would say so, and no command
 	// makes one yet.
 	const inTransit = int64(0)
 	difference := sum + inTransit - v.Allocated
-	if at == nil || difference == 0 || int64(len(v.Buckets)) != v.Count {
+	if at == nil || difference == 0 {
 		return contradiction{}, false
 	}
 	return contradiction{

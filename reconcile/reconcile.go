@@ -102,6 +102,7 @@ type run struct {
 	latest   map[reservation.Scope]*scopeReading // the newest reading of each scope
 	moved    map[reservation.Scope]bool          // numbers that changed between rounds
 	open     map[subject]*standing
+	summed   map[reservation.Scope]bool // versions (as their bucket 0) whose buckets were all read
 	retry    map[reservation.Scope]bool // scopes that the next round reads again
 	retrySKU map[skuName]bool           // SKUs whose strays it looks for again
 	broken   bool                       // the registry could not be read: there is no next round
@@ -138,7 +139,7 @@ func newRun(r *Reconciler, checks []Check, o Options) *run {
 		},
 		checks: checks, options: o, report: newReport(checks, time.Now()), maxRounds: orDefault(o.Rounds, defaultRounds),
 		latest: map[reservation.Scope]*scopeReading{}, moved: map[reservation.Scope]bool{},
-		open: map[subject]*standing{}, retry: map[reservation.Scope]bool{}, retrySKU: map[skuName]bool{},
+		summed: map[reservation.Scope]bool{}, open: map[subject]*standing{}, retry: map[reservation.Scope]bool{}, retrySKU: map[skuName]bool{},
 	}
 }
 
@@ -152,7 +153,7 @@ func (r *run) oneRound(ctx context.Context) error {
 	if err != nil {
 		r.broken = true
 		r.report.Incomplete = append(r.report.Incomplete, Incomplete{Source: SourcePostgres, Reason: oneLine(err.Error())})
-		return nil //nolint:nilerr // the report says it
+		return nil
 	}
 	readings, asked := r.prepare(skus)
 	if r.round == 1 && asked == 0 && !r.options.Filter.empty() {
@@ -224,7 +225,7 @@ func (r *run) prepareVersion(sku SKU, v Version) []*scopeReading {
 		work = work || s.full
 		all = append(all, s)
 	}
-	if !work || !r.reader.needs.siblings {
+	if !work || !r.sums(sku, v) {
 		return all
 	}
 	for _, s := range all {
@@ -234,6 +235,17 @@ func (r *run) prepareVersion(sku SKU, v Version) []*scopeReading {
 		}
 	}
 	return all
+}
+
+// sums says whether a round needs all buckets of a version: until their sum was
+// once taken, and while it is in question.
+func (r *run) sums(sku SKU, v Version) bool {
+	if !r.reader.needs.siblings {
+		return false
+	}
+	return !r.summed[sku.scope(v, Bucket{})] || slices.ContainsFunc(v.Buckets, func(b Bucket) bool {
+		return r.open[subject{CheckAllocationMismatch, sku.scope(v, b)}] != nil
+	})
 }
 
 // keep makes the readings the newest ones of their scopes. Of a sibling only
@@ -254,6 +266,11 @@ func (r *run) keep(k *skuReading) {
 			for _, f := range s.failures {
 				before.fail(f.Source, f.Reason)
 			}
+		}
+	}
+	for _, v := range k.sku.Versions {
+		if _, err := k.initialOfAll(v); err == nil {
+			r.summed[k.sku.scope(v, Bucket{})] = true
 		}
 	}
 }

@@ -33,6 +33,7 @@ type sale struct {
 	orders *pgstore.Store
 	db     *pgxpool.Pool // as the superuser
 	users  int
+	inTurn bool // buckets in turn and not by the users' hashes: the same numbers in every run
 }
 
 const initial = 1000 // units of each bucket
@@ -112,9 +113,11 @@ type booking struct {
 // newBooking is the next user's.
 func (s *sale) newBooking() booking {
 	user := fmt.Sprint("u", s.users)
+	scope := s.scopes[s.users%len(s.scopes)]
+	if !s.inTurn {
+		scope.Bucket = reservation.BucketOf(scope.ActivityID, scope.SKUID, user, int64(len(s.scopes)))
+	}
 	s.users++
-	scope := s.scopes[0]
-	scope.Bucket = reservation.BucketOf(scope.ActivityID, scope.SKUID, user, int64(len(s.scopes)))
 	return booking{scope, reservation.NewID([]byte("secret"), scope.ActivityID, scope.SKUID, user, user), user}
 }
 
@@ -239,7 +242,7 @@ func (s *sale) do(args ...any) {
 	}
 }
 
-// stockBy moves units from available to reserved, or back, as no script does.
+// leak moves units from available to reserved, or back, as no script does.
 func (s *sale) leak(scope reservation.Scope, units int) {
 	s.t.Helper()
 	_, err := s.redis.TxPipelined(s.t.Context(), func(p redis.Pipeliner) error {

@@ -47,6 +47,7 @@ func one(t *testing.T, buckets int64) *sale {
 
 func TestConsistentSale(t *testing.T) {
 	every(t, 2, func(t *testing.T, s *sale) {
+		t.Helper()
 		s.want(s.run(s.options()), "consistent", "b0 +0", "b1 +0")
 		sold(t, s)
 		r := s.run(s.options())
@@ -261,6 +262,7 @@ func TestAdoptersView(t *testing.T) {
 // order do not change by accident. Rewrite the file with UPDATE_GOLDEN=1.
 func TestReportAsJSON(t *testing.T) {
 	s := one(t, 2)
+	s.inTurn = true
 	sold(t, s)
 	s.leak(s.scopes[1], 1)
 	s.do("del", s.scopes[0].StockKey(), s.scopes[0].MetaKey())

@@ -19,7 +19,6 @@ type traffic struct {
 	group    sync.WaitGroup
 	cancel   context.CancelFunc
 	mu       sync.Mutex
-	users    int
 	finished atomic.Int64
 	failed   chan error
 }

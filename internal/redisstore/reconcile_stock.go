@@ -40,10 +40,19 @@ func stockOf(r lua.SnapshotReply) reconcile.Stock {
 		}
 		return n
 	}
-	return reconcile.Stock{
+	return withReleased(reconcile.Stock{
 		Initial: orMissing(r.Initial), Available: orMissing(r.Available), Reserved: orMissing(r.Reserved),
-		ReleasedTotal: max(r.ReleasedTotal, 0), SendPending: r.Pending, Expiry: r.Expiry,
+		ReleasedTotal: orMissing(r.ReleasedTotal), SendPending: r.Pending, Expiry: r.Expiry,
+	})
+}
+
+// withReleased reads a released_total that is not there: none yet, unless the
+// stock is not there either.
+func withReleased(s reconcile.Stock) reconcile.Stock {
+	if s.ReleasedTotal == reconcile.Missing && s.Initial != reconcile.Missing {
+		s.ReleasedTotal = 0
 	}
+	return s
 }
 
 // stockFields are those of the hash stock (spec §2).
@@ -118,9 +127,7 @@ func parseStock(stock *reconcile.Stock, values []any) (malformed string) {
 		}
 		*into[i] = n
 	}
-	if stock.ReleasedTotal == reconcile.Missing {
-		stock.ReleasedTotal = 0 // nothing was released yet
-	}
+	*stock = withReleased(*stock)
 	return ""
 }
 

@@ -1,0 +1,125 @@
+package reconcile_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seckill/reconciler/internal/devstack"
+	"github.com/seckill/reconciler/internal/devstack/stacktest"
+	"github.com/seckill/reconciler/reconcile"
+)
+
+// between does something at the start of a round, before the registry is read.
+type between struct {
+	reconcile.Registry
+	round   int
+	atRound map[int]func()
+}
+
+func (b *between) SKUs(ctx context.Context, activityID, skuID string) ([]reconcile.SKU, error) {
+	b.round++
+	if do := b.atRound[b.round]; do != nil {
+		do()
+	}
+	return b.Registry.SKUs(ctx, activityID, skuID)
+}
+
+// beforeOrders does something when the orders are to be read, once.
+type beforeOrders struct {
+	reconcile.Orders
+	do func()
+}
+
+func (b *beforeOrders) Freeze(ctx context.Context) (reconcile.Frozen, error) {
+	if b.do != nil {
+		b.do()
+		b.do = nil
+	}
+	return b.Orders.Freeze(ctx)
+}
+
+// Whatever goes away, and whenever: the run is incomplete, and names no fault
+// that it could not confirm.
+func TestServicesGoAway(t *testing.T) {
+	stack := stacktest.Own(t, devstack.Options{Redis: true, Postgres: true})
+	s := newSale(t, stack, []string{stack.Redis().Addr()}, 2)
+	sold(t, s)
+	s.leak(s.scopes[1], 1)
+	s.want(s.run(s.options()), "drift", "count_drift 1", "b0 +0", "b1 +1")
+
+	run := func(r *reconcile.Reconciler) *reconcile.Report {
+		t.Helper()
+		report, err := r.Run(t.Context(), s.options())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return report
+	}
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	t.Run("PostgreSQL before the second round", func(t *testing.T) {
+		s.t = t
+		r := s.reconciler()
+		r.Registry = &between{Registry: s.orders, atRound: map[int]func(){2: func() { do(stack.Postgres().Kill()) }}}
+		got := run(r)
+		s.want(got, "incomplete", "postgres all", "b0 ?", "b1 ?")
+		do(stack.Postgres().Start(t.Context()))
+	})
+	t.Run("PostgreSQL after the registry was read", func(t *testing.T) {
+		s.t = t
+		r := s.reconciler()
+		registry := &between{Registry: s.orders, atRound: map[int]func(){2: func() { do(stack.Postgres().Start(t.Context())) }}}
+		r.Registry = registry
+		r.Orders = &beforeOrders{Orders: s.orders, do: func() { do(stack.Postgres().Kill()) }}
+		// The second round reads again what the first could not, and the third
+		// confirms what the second found.
+		s.want(run(r), "drift", "count_drift 1", "b0 +0", "b1 +1")
+		if registry.round != 3 {
+			t.Errorf("%d rounds, want 3", registry.round)
+		}
+	})
+	t.Run("Redis before the second round", func(t *testing.T) {
+		s.t = t
+		r := s.reconciler()
+		r.Registry = &between{Registry: s.orders, atRound: map[int]func(){2: func() { do(stack.Redis().Kill()) }}}
+		got := run(r)
+		s.want(got, "incomplete", "redis 1", "b0 +0", "b1 ?")
+	})
+	t.Run("Redis from the start", func(t *testing.T) {
+		s.t = t
+		got := s.run(s.options())
+		s.want(got, "incomplete", "redis 0", "redis 1", "b0 ?", "b1 ?")
+		for _, row := range got.Scopes {
+			if row.Redis != nil || row.Postgres != nil {
+				t.Errorf("numbers of what was not read: %+v", row)
+			}
+		}
+	})
+	t.Run("Redis comes back empty", func(t *testing.T) {
+		s.t = t
+		entries, err := os.ReadDir(stack.Redis().Dir())
+		do(err)
+		for _, e := range entries {
+			if strings.Contains(e.Name(), "dump") || strings.Contains(e.Name(), "appendonly") {
+				do(os.RemoveAll(filepath.Join(stack.Redis().Dir(), e.Name())))
+			}
+		}
+		do(stack.Redis().Start(t.Context()))
+		got := s.run(s.options())
+		s.want(got, "incomplete", "config_missing 0", "config_missing 1", "redis 0", "redis 1", "b0 ?", "b1 ?")
+		missing := got.Findings[0].Evidence.Redis["missing"]
+		if diff := cmp.Diff([]string{"meta", "stock"}, missing); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
