@@ -240,18 +240,26 @@ func lockPath(ctx context.Context, path string) (func(), error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lock file: %w", err)
 	}
-	err = poll(ctx, func(context.Context) error {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if err := flock(ctx, f, syscall.LOCK_EX); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// flock waits for a file lock as long as ctx allows.
+func flock(ctx context.Context, f *os.File, how int) error {
+	err := poll(ctx, func(context.Context) error {
+		err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
 		if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) {
 			return permanent(err)
 		}
 		return err
 	})
 	if err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+		return fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
-	return func() { _ = f.Close() }, nil
+	return nil
 }
 
 func readState(dir string) (state, error) {
@@ -441,7 +449,7 @@ func (s *Stack) removeData() error {
 	for _, svc := range s.Services() {
 		errs = append(errs, os.RemoveAll(svc.Dir()))
 	}
-	for _, name := range []string{stateFile, EnvFile, ConfigFile} {
+	for _, name := range []string{stateFile, EnvFile, ConfigFile, borrowedFile} {
 		if err := os.Remove(filepath.Join(s.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}

@@ -362,3 +362,42 @@ func TestAStackNeedsADirectoryToOutliveItsStarter(t *testing.T) {
 		t.Errorf("ending a stack that is not there: %v", err)
 	}
 }
+
+func TestTheLastBorrowerTakesTheStackDown(t *testing.T) {
+	dir := stackDir(t)
+	borrow := func() func() {
+		release, err := devstack.Borrow(t.Context(), dir, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			t.Helper()
+			if err := release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	wantUp := func(when string, want bool) {
+		t.Helper()
+		if got := devstack.IsUp(dir); got != want {
+			t.Errorf("%s: up is %v", when, got)
+		}
+	}
+	first := borrow()
+	detached(t, dir, devstack.Options{Redis: true})
+	second := borrow()
+	first()
+	wantUp("the second borrower is left", true)
+	second()
+	wantUp("the last one has gone", false)
+
+	third := borrow()
+	detached(t, dir, devstack.Options{Redis: true})
+	if err := devstack.Keep(dir); err != nil {
+		t.Fatal(err)
+	}
+	third()
+	wantUp("the borrowed stack was kept", true)
+	borrow()()
+	wantUp("a stack that was up before", true)
+}

@@ -98,6 +98,9 @@ func upCommand(dir *string) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("start the stack in %s: %w", *dir, err)
 			}
+			if err := devstack.Keep(*dir); err != nil {
+				return err
+			}
 			_, err = fmt.Fprintf(cmd.ErrOrStderr(), "ready: . %s\n", filepath.Join(stack.Dir(), devstack.EnvFile))
 			return err
 		},
@@ -142,8 +145,8 @@ func statusCommand(dir *string) *cobra.Command {
 	}
 }
 
-// withCommand runs a program while the stack is up. A stack that was up before
-// stays up: someone else is using it.
+// withCommand runs a program while the stack is up. Several can share it; a
+// stack that was brought up by `up` stays up.
 func withCommand(dir *string) *cobra.Command {
 	var flags stackFlags
 	cmd := &cobra.Command{
@@ -151,15 +154,16 @@ func withCommand(dir *string) *cobra.Command {
 		Example: "  devstack with --dir .run/test --for-tests -- go test ./...",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !devstack.IsUp(*dir) {
-				defer func() {
-					ctx := context.WithoutCancel(cmd.Context()) // also after Ctrl-C
-					if err := devstack.Down(ctx, *dir, cmd.ErrOrStderr()); err != nil {
-						// The command's own status is what the caller needs.
-						fmt.Fprintln(cmd.ErrOrStderr(), "devstack: end the stack:", err)
-					}
-				}()
+			release, err := devstack.Borrow(cmd.Context(), *dir, cmd.ErrOrStderr())
+			if err != nil {
+				return err
 			}
+			defer func() {
+				// Also after Ctrl-C. The command's own status is what the caller needs.
+				if err := release(context.WithoutCancel(cmd.Context())); err != nil {
+					fmt.Fprintln(cmd.ErrOrStderr(), "devstack: end the stack:", err)
+				}
+			}()
 			if _, err := flags.up(cmd.Context(), *dir, cmd.ErrOrStderr()); err != nil {
 				return fmt.Errorf("start the stack in %s: %w", *dir, err)
 			}
