@@ -216,3 +216,62 @@ func TestRowSecurityIsNoEmptyAnswer(t *testing.T) {
 		t.Error("a policy hid the claims without an error")
 	}
 }
+
+// A session plans while the tables are small, and the sale fills them before
+// any ANALYZE: the plans must not read them whole, neither the daemon's nor the
+// consumer's.
+func TestPlansHoldWhileTablesGrow(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	super := connect(t, db.url)
+	exec(t, super, `ALTER TABLE seckill.reservation_claim SET (autovacuum_enabled = off); ALTER TABLE shop.orders SET (autovacuum_enabled = off)`)
+	store, err := pgstore.Open(t.Context(), pgstore.Config{URL: db.as(t, "seckill_daemon"), MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	consumer := connect(t, db.as(t, "seckill_consumer"))
+	work := func(phase string) {
+		t.Helper()
+		for i := range 12 {
+			var ids []string
+			for k := range 20 {
+				ids = append(ids, fmt.Sprintf("%s-%d-%d", phase, i, k))
+			}
+			if _, err := store.Records(t.Context(), ids); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := store.Fence(t.Context(), "x", requests(db.scope, ids...)); err != nil {
+				t.Fatal(err)
+			}
+			exec(t, consumer, `SELECT seckill.claim_reservation($1)`, ids[0])
+			exec(t, consumer, `SELECT seckill.claim_reservation($1)`, "o"+ids[0])
+			if err := order(t.Context(), consumer, db.scope, "o"+ids[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	work("small")
+	const rows = 20000
+	exec(t, super, `INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
+		SELECT 'b' || n, 'b' || n, 'q', 'bulk', 's', 1, 0, n FROM generate_series(1, $1::int) n`, rows)
+	work("large")
+	// The end of a session hands in what it counted.
+	store.Close()
+	_ = consumer.Close(t.Context())
+	for counted := false; !counted; {
+		if err := super.QueryRow(t.Context(), `SELECT count(*) = 0 FROM pg_stat_activity, pg_sleep(0.01)
+			WHERE datname = current_database() AND usename LIKE 'test%' AND application_name <> $1`, t.Name()).Scan(&counted); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, table := range []string{"seckill.reservation_claim", "shop.orders"} {
+		var read, probes int64
+		if err := super.QueryRow(t.Context(), `SELECT seq_tup_read, idx_scan FROM pg_stat_user_tables WHERE relid = $1::regclass`, table).Scan(&read, &probes); err != nil {
+			t.Fatal(err)
+		}
+		if read >= rows || probes == 0 {
+			t.Errorf("%s: %d rows read by sequential scans, %d index scans", table, read, probes)
+		}
+	}
+}

@@ -86,9 +86,13 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 }
 
 // prepareSession settles what a role's or a database's defaults could change:
-// row_security off makes a policy an error instead of an empty answer.
+// row_security off makes a policy an error instead of an empty answer, and
+// enable_seqscan off keeps a plan that was made while the tables were small
+// from reading them whole until the next ANALYZE; jit off, since what has to be
+// scanned all the same then looks dear enough to be compiled.
 func prepareSession(ctx context.Context, conn *pgx.Conn, statementTimeout time.Duration) error {
 	_, err := conn.Exec(ctx, `SELECT set_config('row_security', 'off', false),
+		set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false),
 		set_config('timezone', 'UTC', false),
 		set_config('default_transaction_isolation', 'read committed', false),
 		set_config('statement_timeout', $1, false),

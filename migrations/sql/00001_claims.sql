@@ -122,11 +122,13 @@ END $$;
 
 -- claim_once inserts a claim or returns the one in force. The second statement
 -- matters: one statement would not see a claim that is committed while its
--- insert waits for it.
+-- insert waits for it. enable_seqscan: a plan that a session makes while the
+-- table is small would read it whole until the next ANALYZE; jit: what has to
+-- be scanned all the same would look dear enough to be compiled.
 -- +goose StatementBegin
 CREATE FUNCTION seckill.claim_once(
     claim seckill.reservation_claim, OUT outcome text, OUT order_id text, OUT won boolean)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = seckill, pg_temp SET row_security = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = seckill, pg_temp SET row_security = off SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 BEGIN
     PERFORM commit_durably();

@@ -92,7 +92,7 @@ SELECT seckill.ship_evidence('SELECT * FROM seckill.no_evidence()');
 -- '' where there is none.
 -- +goose StatementBegin
 CREATE FUNCTION seckill.order_fence() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = seckill, pg_temp SET row_security = off AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = seckill, pg_temp SET row_security = off SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     row_now      jsonb := to_jsonb(NEW);
     reservation  text;
@@ -546,11 +546,14 @@ END $$;
 -- Makes sure that no order can be created for these reservations, or says who
 -- was faster. lock_timeout: half of deadlock_timeout, so that the fence yields
 -- and never a consumer; the SET clause keeps it from leaking into the caller.
+-- enable_seqscan: else the plan that a session makes while the tables are small
+-- reads them whole for as long as no ANALYZE comes, and a sale is over by then.
+-- jit: what still has to be scanned counts as so dear that it would be compiled.
 -- +goose StatementBegin
 CREATE FUNCTION seckill.fence_reservations(reservation_ids text[], reason text, scopes text[])
 RETURNS TABLE (reservation_id text, outcome text, order_id text, won boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = seckill, pg_temp SET row_security = off SET lock_timeout = 0 AS $$
+SET search_path = seckill, pg_temp SET row_security = off SET lock_timeout = 0 SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     problems     text[];
@@ -586,12 +589,15 @@ BEGIN
     WITH wanted AS (
         SELECT DISTINCT ON (u.id COLLATE "C") u.id, u.scope
         FROM unnest(reservation_ids, scopes) AS u (id, scope)
-        WHERE u.id <> ALL (coalesce(ordered_ids, '{}'))
+        WHERE NOT EXISTS (SELECT FROM unnest(ordered_ids) AS o (id) WHERE o.id = u.id)
         ORDER BY u.id COLLATE "C"
+    ), named AS MATERIALIZED ( -- each scope is parsed once
+        SELECT d.scope, s.activity_id, s.sku_id, s.activity_version, s.bucket_id
+        FROM (SELECT DISTINCT w.scope FROM wanted AS w) AS d CROSS JOIN LATERAL parse_scope(d.scope) AS s
     ), inserted AS (
         INSERT INTO reservation_claim AS c (reservation_id, outcome, activity_id, sku_id, activity_version, bucket_id, reason)
         SELECT w.id, 'FENCED', s.activity_id, s.sku_id, s.activity_version, s.bucket_id, fence_reservations.reason
-        FROM wanted AS w CROSS JOIN LATERAL parse_scope(w.scope) AS s
+        FROM wanted AS w LEFT JOIN named AS s USING (scope)
         ORDER BY w.id COLLATE "C"
         ON CONFLICT (reservation_id) DO NOTHING
         RETURNING c.reservation_id
@@ -604,10 +610,11 @@ BEGIN
     SELECT w.id,
            CASE WHEN o.id IS NULL THEN c.outcome WHEN coalesce(c.outcome, 'ORDER') = 'ORDER' THEN 'ORDER' END,
            coalesce(c.order_id, o.order_id),
-           w.id = ANY (coalesce(fenced_ids, '{}'))
+           f.id IS NOT NULL
     FROM (SELECT DISTINCT u.id FROM unnest(reservation_ids) AS u (id)) AS w
     LEFT JOIN (SELECT c.* FROM reservation_claim AS c WHERE c.reservation_id = ANY (reservation_ids)) AS c
            ON c.reservation_id = w.id COLLATE "C"
+    LEFT JOIN unnest(fenced_ids) AS f (id) ON f.id = w.id
     LEFT JOIN unnest(ordered_ids, ordered_by) AS o (id, order_id) ON o.id = w.id;
 END $$;
 -- +goose StatementEnd
