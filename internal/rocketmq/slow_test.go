@@ -190,3 +190,39 @@ func testLostMessage(b *bench) {
 		b.t.Error("no offset was reused: the case was not tested")
 	}
 }
+
+// Brokers that authenticate: signed requests and sends pass, others are refused
+// and leave the evidence UNKNOWN.
+func TestSlowBrokersThatAuthenticate(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Own(t, devstack.Options{Brokers: 1, BrokerSettings: []string{
+		"authenticationEnabled=true",
+		"authenticationProvider=org.apache.rocketmq.auth.authentication.provider.DefaultAuthenticationProvider",
+		"authenticationMetadataProvider=org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider",
+		`initAuthenticationUser={"username":"daemon","password":"secret-1"}`,
+		`innerClientAuthenticationCredentials={"accessKey":"daemon","secretKey":"secret-1"}`,
+		"authenticationWhitelist=17,25,200", // what the stack itself asks
+	}})
+	topic, group := stacktest.Topic(t, stack, 1)
+	b := newBench(t, stack, topic, group)
+	signed := b.cfg
+	signed.AccessKey, signed.SecretKey = "daemon", "secret-1"
+	wrong := signed
+	wrong.SecretKey = "secret-2"
+
+	query := rocketmq.Query{MessageID: b.ids(1)[0], ReservedAtMS: nowMS(), Sends: 1}
+	for name, cfg := range map[string]rocketmq.Config{"unsigned": b.cfg, "wrong key": wrong} {
+		if r := b.newSender(cfg).Send(t.Context(), outgoing([]string{"m"}))[0]; r.Outcome == rocketmq.Stored || r.Outcome == rocketmq.Refused {
+			t.Errorf("%s: %+v", name, r)
+		}
+		e := gather(t, b.newEvidence(cfg), []rocketmq.Query{query})[query.MessageID]
+		if e.State != reservation.MessageUnknown || e.Cause != rocketmq.UnknownRefused {
+			t.Errorf("%s: %+v, want UNKNOWN %s", name, e, rocketmq.UnknownRefused)
+		}
+	}
+	if r := b.newSender(signed).Send(t.Context(), outgoing([]string{query.MessageID}))[0]; r.Outcome != rocketmq.Stored {
+		t.Fatalf("signed: %+v", r)
+	}
+	b.evidence = b.newEvidence(signed)
+	b.eventually(reservation.MessagePending, query)
+}
