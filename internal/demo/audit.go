@@ -62,17 +62,17 @@ func (r *Reservation) Orphan() bool { return r.Status == "" && r.Indexed && len(
 func (r *Reservation) Open() bool { return r.Status != "" && !r.Status.Terminal() }
 
 // Look reads the state of the activity.
-func Look(ctx context.Context, client redis.UniversalClient, db *pgxpool.Pool, activity upstream.Activity) (State, error) {
-	s := State{Activity: activity}
+func Look(ctx context.Context, client redis.UniversalClient, db *pgxpool.Pool, activity upstream.Activity) (*State, error) {
+	s := &State{Activity: activity}
 	for _, scope := range activity.Scopes() {
 		one, err := lookRedis(ctx, client, scope)
 		if err != nil {
-			return State{}, fmt.Errorf("read %s from Redis: %w", scope, err)
+			return nil, fmt.Errorf("read %s from Redis: %w", scope, err)
 		}
 		s.Scopes = append(s.Scopes, one)
 	}
 	if err := s.lookPostgres(ctx, db); err != nil {
-		return State{}, fmt.Errorf("read %s from PostgreSQL: %w", activity.ActivityID, err)
+		return nil, fmt.Errorf("read %s from PostgreSQL: %w", activity.ActivityID, err)
 	}
 	return s, nil
 }
@@ -253,7 +253,7 @@ func (s *State) readTasks(ctx context.Context, tx pgx.Tx) error {
 }
 
 // Open counts the reservations that are still to be decided.
-func (s State) Open() int {
+func (s *State) Open() int {
 	n := 0
 	for _, scope := range s.Scopes {
 		n += scope.count((*Reservation).Open)
@@ -262,7 +262,7 @@ func (s State) Open() int {
 }
 
 // Orphans are the ids of the reservations that wait for a person.
-func (s State) Orphans() []string {
+func (s *State) Orphans() []string {
 	var ids []string
 	for _, scope := range s.Scopes {
 		for id, r := range scope.Reservations {

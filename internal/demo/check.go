@@ -30,7 +30,7 @@ func (v Violation) String() string {
 // Check says which promises of protocol.md the state breaks. At rest says
 // whether everything has come to its end: then L1 and L2 must hold too. orphans
 // are the ids of the reservations that are expected to wait for a person.
-func (s State) Check(atRest bool, orphans []string) []Violation {
+func (s *State) Check(atRest bool, orphans []string) []Violation {
 	var all []Violation
 	users := map[string]string{} // user → live reservation, over all buckets
 	for i := range s.Scopes {
@@ -61,7 +61,7 @@ type checker struct {
 	found  []Violation
 }
 
-func (c *checker) broken(promise, subject, format string, args ...any) {
+func (c *checker) brokenf(promise, subject, format string, args ...any) {
 	c.found = append(c.found, Violation{promise, c.scope.Scope.Tag(), subject, fmt.Sprintf(format, args...)})
 }
 
@@ -71,19 +71,19 @@ func (c *checker) safety() {
 	for id, r := range c.scope.Reservations {
 		final := r.Claim == reservation.OutcomeFenced || r.Claim == reservation.OutcomeRejected
 		if r.Status == reservation.StatusReleased && !final {
-			c.broken("S1", id, "RELEASED, but its claim is %s", orNone(string(r.Claim)))
+			c.brokenf("S1", id, "RELEASED, but its claim is %s", orNone(string(r.Claim)))
 		}
 		if len(r.Orders) > 0 && (final || r.Status == reservation.StatusReleased) {
-			c.broken("S1", id, "has an order, its claim is %s and its status %s", orNone(string(r.Claim)), orNone(string(r.Status)))
+			c.brokenf("S1", id, "has an order, its claim is %s and its status %s", orNone(string(r.Claim)), orNone(string(r.Status)))
 		}
 		if len(r.Orders) > 1 {
-			c.broken("S2", id, "has %d orders", len(r.Orders))
+			c.brokenf("S2", id, "has %d orders", len(r.Orders))
 		}
 		if r.Status == "" || r.Status == reservation.StatusReleased {
 			continue
 		}
 		if other, live := c.users[r.UserID]; live {
-			c.broken("S2", id, "user %s has another live reservation, %s", r.UserID, other)
+			c.brokenf("S2", id, "user %s has another live reservation, %s", r.UserID, other)
 		}
 		c.users[r.UserID] = id
 	}
@@ -95,17 +95,17 @@ func (c *checker) safety() {
 func (c *checker) stock(initial int64) {
 	s := c.scope
 	if s.Initial != initial {
-		c.broken("S2", "", "initial is %d, %d were allocated", s.Initial, initial)
+		c.brokenf("S2", "", "initial is %d, %d were allocated", s.Initial, initial)
 	}
 	if s.Initial != s.Available+s.Reserved {
-		c.broken("S2", "", "initial %d is not available %d + reserved %d", s.Initial, s.Available, s.Reserved)
+		c.brokenf("S2", "", "initial %d is not available %d + reserved %d", s.Initial, s.Available, s.Reserved)
 	}
 	if s.Available < 0 || s.Reserved < 0 || s.ReleasedTotal < 0 {
-		c.broken("S2", "", "available %d, reserved %d or released_total %d is negative", s.Available, s.Reserved, s.ReleasedTotal)
+		c.brokenf("S2", "", "available %d, reserved %d or released_total %d is negative", s.Available, s.Reserved, s.ReleasedTotal)
 	}
 	released := int64(s.ByStatus()[reservation.StatusReleased])
 	if s.ReleasedTotal > released || (c.atRest && s.ReleasedTotal != released) {
-		c.broken("S2", "", "released_total is %d, and %d reservations are RELEASED", s.ReleasedTotal, released)
+		c.brokenf("S2", "", "released_total is %d, and %d reservations are RELEASED", s.ReleasedTotal, released)
 	}
 }
 
@@ -113,32 +113,32 @@ func (c *checker) stock(initial int64) {
 func (c *checker) rest() {
 	s := c.scope
 	if open := s.count((*Reservation).Open); open > 0 {
-		c.broken("L1", "", "%d reservations are undecided", open)
+		c.brokenf("L1", "", "%d reservations are undecided", open)
 	}
 	if d := s.Deviation(); d != 0 {
-		c.broken("L2", "", "reserved is %d: %d orders and %d that wait for a person differ from it by %d",
+		c.brokenf("L2", "", "reserved is %d: %d orders and %d that wait for a person differ from it by %d",
 			s.Reserved, s.Orders(), s.count((*Reservation).Orphan), d)
 	}
 	for id, r := range s.Reservations {
 		switch {
 		case r.Status == reservation.StatusOrderCreated && len(r.Orders) == 0:
-			c.broken("L2", id, "ORDER_CREATED, but there is no order")
+			c.brokenf("L2", id, "ORDER_CREATED, but there is no order")
 		case r.Status != reservation.StatusOrderCreated && len(r.Orders) > 0:
-			c.broken("L2", id, "has an order, but its status is %s", orNone(string(r.Status)))
+			c.brokenf("L2", id, "has an order, but its status is %s", orNone(string(r.Status)))
 		case r.Status.Terminal() && r.Indexed:
-			c.broken("L2", id, "decided, but still in an index")
+			c.brokenf("L2", id, "decided, but still in an index")
 		case len(r.Orders) > 0 && r.Claim != reservation.OutcomeOrder:
-			c.broken("L2", id, "has an order, but its claim is %s", orNone(string(r.Claim)))
+			c.brokenf("L2", id, "has an order, but its claim is %s", orNone(string(r.Claim)))
 		case r.Claim == reservation.OutcomeOrder && len(r.Orders) == 0:
-			c.broken("L2", id, "claimed for an order that does not exist")
+			c.brokenf("L2", id, "claimed for an order that does not exist")
 		}
 	}
 }
 
 // checkOrders is the order side's own sums, which hold at every moment.
-func (s State) checkOrders() []Violation {
+func (s *State) checkOrders() []Violation {
 	var found []Violation
-	broken := func(subject, format string, args ...any) {
+	brokenf := func(subject, format string, args ...any) {
 		found = append(found, Violation{Promise: "stock", Subject: subject, Message: fmt.Sprintf(format, args...)})
 	}
 	users := map[string]string{}
@@ -146,27 +146,27 @@ func (s State) checkOrders() []Violation {
 		for _, r := range s.Scopes[i].Reservations {
 			for _, o := range r.Orders {
 				if other, has := users[o.UserID]; has && o.Active {
-					broken(o.ID, "user %s has another order, %s", o.UserID, other)
+					brokenf(o.ID, "user %s has another order, %s", o.UserID, other)
 				}
 				users[o.UserID] = o.ID
 			}
 		}
 	}
 	if s.Sold != s.Active {
-		broken("", "shop.stock has sold %d, and there are %d active orders", s.Sold, s.Active)
+		brokenf("", "shop.stock has sold %d, and there are %d active orders", s.Sold, s.Active)
 	}
 	if s.Active > s.Activity.Total || s.Sold > s.Total {
-		broken("", "oversold: %d orders for %d units", s.Active, s.Activity.Total)
+		brokenf("", "oversold: %d orders for %d units", s.Active, s.Activity.Total)
 	}
 	for _, stray := range s.Strays {
-		broken(stray, "belongs to no bucket of the activity")
+		brokenf(stray, "belongs to no bucket of the activity")
 	}
 	return found
 }
 
 // checkOrphans: exactly those reservations wait for a person whose hashes were
 // deleted, and a task asks for each scope's.
-func (s State) checkOrphans(expected []string) []Violation {
+func (s *State) checkOrphans(expected []string) []Violation {
 	var found []Violation
 	got := s.Orphans()
 	for _, id := range got {

@@ -225,7 +225,9 @@ func TestTampering(t *testing.T) {
 			[]string{"L2: ORDER_CREATED, but there is no order", "L2: reserved is", "stock: shop.stock has sold 6, and there are 5"},
 		},
 		"the counter of the shop is off": {
-			func(b *books) { b.sql(`UPDATE shop.stock SET sold = sold + 1 WHERE activity_id = $1`, b.activity.ActivityID) },
+			func(b *books) {
+				b.sql(`UPDATE shop.stock SET sold = sold + 1 WHERE activity_id = $1`, b.activity.ActivityID)
+			},
 			[]string{"stock: shop.stock has sold 7, and there are 6"},
 		},
 		"a second live reservation of a user": {
@@ -271,7 +273,9 @@ func TestTampering(t *testing.T) {
 			[]string{"L2: claimed for an order that does not exist"},
 		},
 		"an order of another bucket": {
-			func(b *books) { b.sql(`UPDATE shop.orders SET bucket_id = 7 WHERE reservation_id = $1`, b.orders[0].ID) },
+			func(b *books) {
+				b.sql(`UPDATE shop.orders SET bucket_id = 7 WHERE reservation_id = $1`, b.orders[0].ID)
+			},
 			[]string{"L2: ORDER_CREATED, but there is no order", "L2: reserved is", "stock: belongs to no bucket"},
 		},
 	} {

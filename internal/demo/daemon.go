@@ -45,7 +45,8 @@ type sample struct{ name, a, b string }
 
 // command runs another command of the same binary, with the same settings.
 func (d *daemon) command(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, d.binary, append([]string{"--config", d.config}, args...)...)
+	cmd := exec.CommandContext(ctx, d.binary, //nolint:gosec // this program itself, with the demo's own arguments
+		append([]string{"--config", d.config}, args...)...)
 	cmd.Dir = d.dir
 	// The caller's own settings must not leak into the demo.
 	for _, variable := range os.Environ() {
@@ -67,7 +68,7 @@ func (d *daemon) run(ctx context.Context, args ...string) error {
 // start starts the daemon. It dies with this process: the kernel sees to it,
 // for as long as the thread that started it lives, which is why that is kept.
 func (d *daemon) start() error {
-	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("open the daemon's log: %w", err)
 	}

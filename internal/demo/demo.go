@@ -206,13 +206,13 @@ func (p *play) sell(ctx context.Context) error {
 }
 
 // requestsMade ends the phase with the last request.
-func (p *play) requestsMade(ctx context.Context, s State) (bool, error) {
+func (p *play) requestsMade(ctx context.Context, s *State) (bool, error) {
 	return p.sale.Tally().Requests >= p.o.Users, p.killOnce(ctx, s)
 }
 
 // killOnce kills the daemon, once, when it has most to do: the broker is back,
 // and everything that was held up is to be repaired.
-func (p *play) killOnce(ctx context.Context, s State) error {
+func (p *play) killOnce(ctx context.Context, s *State) error {
 	if p.report.DaemonKills > 0 || !p.sale.Outage.Over() || s.Open() == 0 {
 		return nil
 	}
@@ -234,7 +234,7 @@ func (p *play) recover(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, p.o.Limit)
 	defer cancel()
 	steady, last := 0, ""
-	err := p.watch(ctx, func(ctx context.Context, s State) (bool, error) {
+	err := p.watch(ctx, func(ctx context.Context, s *State) (bool, error) {
 		if err := p.killOnce(ctx, s); err != nil {
 			return false, err
 		}
@@ -283,7 +283,7 @@ func (p *play) count(ctx context.Context) error {
 }
 
 // watch looks again and again until done says so, and shows what it sees.
-func (p *play) watch(ctx context.Context, done func(context.Context, State) (bool, error)) error {
+func (p *play) watch(ctx context.Context, done func(context.Context, *State) (bool, error)) error {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
 	for {
@@ -305,10 +305,10 @@ func (p *play) watch(ctx context.Context, done func(context.Context, State) (boo
 }
 
 // look reads the state and checks what holds at every moment.
-func (p *play) look(ctx context.Context) (State, error) {
+func (p *play) look(ctx context.Context) (*State, error) {
 	s, err := Look(ctx, p.stage.client, p.stage.owner, p.stage.activity)
 	if err != nil {
-		return State{}, err
+		return nil, err
 	}
 	p.report.Looks++
 	for _, v := range s.Check(false, nil) {

@@ -41,13 +41,13 @@ type section struct {
 	footer table.Row
 }
 
-func (r Report) sections() []section {
+func (r *Report) sections() []section {
 	return []section{
 		r.scopeSection(), r.faultSection(), r.rowSection(), r.doneSection(), r.deliverySection(), r.phaseSection(),
 	}
 }
 
-func (r Report) scopeSection() section {
+func (r *Report) scopeSection() section {
 	s := section{
 		title: "Buckets, when the last request was made and at the end",
 		note:  "deviation = reserved − orders − those that wait for a person; 0 at rest is the promise L2",
@@ -82,7 +82,7 @@ func (c ScopeCounts) plus(o ScopeCounts) ScopeCounts {
 	}
 }
 
-func (r Report) faultSection() section {
+func (r *Report) faultSection() section {
 	s := section{
 		title:  "Reservations by what went wrong with them, when the last request was made and at the end",
 		header: table.Row{"fault", "reservations", "undecided", "ordered", "released", "→ undecided", "ordered", "released", "person"},
@@ -105,7 +105,7 @@ func (e Ends) plus(o Ends) Ends {
 	return Ends{e.Undecided + o.Undecided, e.Ordered + o.Ordered, e.Released + o.Released, e.Person + o.Person}
 }
 
-func (r Report) rowSection() section {
+func (r *Report) rowSection() section {
 	s := section{
 		title:  "What the daemon decided, by row of its table",
 		note:   "a reservation that waits is decided again at each look",
@@ -121,7 +121,7 @@ func (r Report) rowSection() section {
 	return s
 }
 
-func (r Report) doneSection() section {
+func (r *Report) doneSection() section {
 	s := section{title: "What its workers did", header: table.Row{"worker", "did", "times"}}
 	for _, d := range r.Done {
 		s.rows = append(s.rows, table.Row{d.Worker, d.Result, d.Count})
@@ -129,7 +129,7 @@ func (r Report) doneSection() section {
 	return s
 }
 
-func (r Report) deliverySection() section {
+func (r *Report) deliverySection() section {
 	s := section{
 		title:  "What became of the deliveries to the order consumers",
 		header: table.Row{"delivery", "means", "times"},
@@ -152,7 +152,7 @@ var eventMeaning = map[upstream.Event]string{
 	upstream.EventMalformed: "no order message",
 }
 
-func (r Report) phaseSection() section {
+func (r *Report) phaseSection() section {
 	s := section{title: "Phases", header: table.Row{"phase", "seconds"}}
 	sum := 0.0
 	for _, p := range r.Phases {
@@ -177,7 +177,7 @@ func (s section) writer() table.Writer {
 }
 
 // Text is the report for a terminal, or for a file.
-func (r Report) Text(colour bool) string {
+func (r *Report) Text(colour bool) string {
 	var b strings.Builder
 	for _, s := range r.sections() {
 		if len(s.rows) == 0 {
@@ -197,7 +197,7 @@ func (r Report) Text(colour bool) string {
 }
 
 // Markdown is the report as a page.
-func (r Report) Markdown() string {
+func (r *Report) Markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# A flash sale, broken and repaired\n\n%s\n\n%s\n\n", r.VerdictLine(false), r.story())
 	for _, v := range r.shownViolations() {
@@ -225,7 +225,7 @@ func (r Report) Markdown() string {
 // maxShown bounds the violations in the text; the JSON has them all.
 const maxShown = 20
 
-func (r Report) shownViolations() []string {
+func (r *Report) shownViolations() []string {
 	var shown []string
 	for _, v := range r.Violations[:min(len(r.Violations), maxShown)] {
 		shown = append(shown, v.String())
@@ -237,14 +237,14 @@ func (r Report) shownViolations() []string {
 }
 
 // story says in one sentence what happened.
-func (r Report) story() string {
+func (r *Report) story() string {
 	return fmt.Sprintf("%d users, %d units; %d requests accepted, %d with an unknown outcome; %d deliveries made an order; "+
 		"the broker was stopped for a while, the daemon killed (kills: %d); %d looks at both sides on the way. Seed %d.",
 		r.Users, r.Units, r.Sale.Accepted, r.Sale.Unknown, r.Consumers[upstream.EventOrdered], r.DaemonKills, r.Looks, r.Seed)
 }
 
 // VerdictLine is the last word.
-func (r Report) VerdictLine(colour bool) string {
+func (r *Report) VerdictLine(colour bool) string {
 	var line string
 	var colours text.Colors
 	switch r.Verdict {

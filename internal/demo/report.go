@@ -109,7 +109,7 @@ func newReport(o Options) Report {
 	}
 }
 
-func (r *Report) before(s State, ledger *upstream.Ledger) {
+func (r *Report) before(s *State, ledger *upstream.Ledger) {
 	for i := range s.Scopes {
 		scope := &s.Scopes[i]
 		r.Scopes = append(r.Scopes, ScopeReport{Scope: scope.Scope.Tag(), Initial: scope.Initial, Before: scope.counts()})
@@ -119,7 +119,7 @@ func (r *Report) before(s State, ledger *upstream.Ledger) {
 	}
 }
 
-func (r *Report) after(s State, ledger *upstream.Ledger, orphans []string) {
+func (r *Report) after(s *State, ledger *upstream.Ledger, orphans []string) {
 	for i := range s.Scopes {
 		r.Scopes[i].After = s.Scopes[i].counts()
 	}
@@ -218,7 +218,7 @@ func (s *ScopeState) counts() ScopeCounts {
 }
 
 // of is a reservation of the ledger as the state has it; nil if it has not.
-func (s State) of(sold upstream.Sold) *Reservation {
+func (s *State) of(sold upstream.Sold) *Reservation {
 	bucket := sold.Reservation.Bucket
 	if bucket < 0 || bucket >= int64(len(s.Scopes)) {
 		return nil
@@ -226,7 +226,7 @@ func (s State) of(sold upstream.Sold) *Reservation {
 	return s.Scopes[bucket].Reservations[sold.Reservation.ID]
 }
 
-func (s State) ends(ledger *upstream.Ledger) map[upstream.Fault]Ends {
+func (s *State) ends(ledger *upstream.Ledger) map[upstream.Fault]Ends {
 	all := map[upstream.Fault]Ends{}
 	for _, sold := range ledger.All() {
 		r := s.of(sold)
@@ -250,7 +250,7 @@ func (s State) ends(ledger *upstream.Ledger) map[upstream.Fault]Ends {
 }
 
 // summary changes whenever anything moves.
-func (s State) summary() []ScopeCounts {
+func (s *State) summary() []ScopeCounts {
 	var all []ScopeCounts
 	for i := range s.Scopes {
 		all = append(all, s.Scopes[i].counts())
@@ -264,18 +264,23 @@ const (
 	markdownFile = "report.md"
 )
 
+// writeFile replaces a file in one step.
+func writeFile(path string, content []byte) error {
+	fresh := path + ".new"
+	if err := os.WriteFile(fresh, content, 0o644); err != nil { //nolint:gosec // it is for others to read; the umask has the last word
+		return err
+	}
+	return os.Rename(fresh, path)
+}
+
 // Save leaves the report in dir, as JSON and as a page to read.
-func (r Report) Save(dir string) error {
+func (r *Report) Save(dir string) error {
 	raw, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode the report: %w", err)
 	}
 	for name, content := range map[string][]byte{jsonFile: append(raw, '\n'), markdownFile: []byte(r.Markdown())} {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path+".new", content, 0o644); err != nil {
-			return fmt.Errorf("write the report: %w", err)
-		}
-		if err := os.Rename(path+".new", path); err != nil {
+		if err := writeFile(filepath.Join(dir, name), content); err != nil {
 			return fmt.Errorf("write the report: %w", err)
 		}
 	}

@@ -111,7 +111,7 @@ func (s *screen) printf(format string, args ...any) {
 }
 
 // picture puts together what the demo knows at this moment.
-func (p *play) picture(s State) picture {
+func (p *play) picture(s *State) picture {
 	tally := p.sale.Tally()
 	byStatus := map[reservation.Status]int{}
 	for i := range s.Scopes {
@@ -149,7 +149,7 @@ func bar(done, all int) string {
 }
 
 // openByFault lists the faults with undecided reservations, most first.
-func (p *play) openByFault(s State) string {
+func (p *play) openByFault(s *State) string {
 	counts := map[upstream.Fault]int{}
 	for _, sold := range p.sale.Ledger().All() {
 		if r := s.of(sold); r != nil && r.Open() {

@@ -51,10 +51,10 @@ const (
 // claimDir makes the directory the demo's, for one demo at a time, and removes
 // what an earlier one left. It touches nothing that it did not make.
 func claimDir(dir string) (unlock func(), err error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeDir(dir); err != nil {
 		return nil, fmt.Errorf("create the demo's directory: %w", err)
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock the demo's directory: %w", err)
 	}
@@ -71,14 +71,19 @@ func claimDir(dir string) (unlock func(), err error) {
 	case len(entries) > 0 && markErr != nil:
 		err = fmt.Errorf("%s is not the demo's: choose another --dir", services)
 	default:
-		err = errors.Join(os.RemoveAll(services), os.MkdirAll(services, 0o755),
-			os.WriteFile(filepath.Join(services, stackMark), nil, 0o644))
+		err = errors.Join(os.RemoveAll(services), makeDir(services), writeFile(filepath.Join(services, stackMark), nil))
 	}
 	if err != nil {
 		unlock()
 		return nil, fmt.Errorf("prepare the demo's directory: %w", err)
 	}
 	return unlock, nil
+}
+
+// makeDir makes a directory that PostgreSQL's own account can pass through,
+// which runs the server when we are root.
+func makeDir(dir string) error {
+	return os.MkdirAll(dir, 0o755) //nolint:gosec // see above
 }
 
 // setStage starts the services. On an error nothing is left running.
@@ -191,7 +196,7 @@ func (s *stage) writeConfig(admin string) error {
 	if err != nil {
 		return fmt.Errorf("make the daemon's settings: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(s.dir, configFile), []byte(text.String()), 0o644); err != nil {
+	if err := writeFile(filepath.Join(s.dir, configFile), []byte(text.String())); err != nil {
 		return fmt.Errorf("write the daemon's settings: %w", err)
 	}
 	return nil
