@@ -210,6 +210,19 @@ func TestOrdinaryOwner(t *testing.T) {
 	if _, err := migrations.InstallEvidence(t.Context(), ownerURL, `SELECT reservation_id, order_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id, status <> 'CANCELLED' AS active, created_at FROM shop.orders`); err != nil {
 		t.Fatal(err)
 	}
+	// A view is read with its owner's rights: who installs it may have more.
+	exec(t, super, `CREATE SCHEMA private; CREATE TABLE private.orders AS TABLE shop.orders`)
+	_, err := migrations.InstallEvidence(t.Context(), url, `SELECT reservation_id, order_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id,
+		true AS active, created_at FROM private.orders`)
+	if refusal, ok := errors.AsType[*migrations.EvidenceError](err); !ok || !strings.Contains(refusal.Error(), "owner's rights") {
+		t.Errorf("a table that the owner may not read: %v", err)
+	}
+	if _, err := migrations.InstallEvidence(t.Context(), url, get[string](t, super, `SELECT pg_get_viewdef('seckill.order_evidence'::regclass)`)); err != nil {
+		t.Errorf("installed by a superuser: %v", err)
+	}
+	if got := get[string](t, super, `SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = 'seckill.order_evidence'::regclass`); got != "test_adopter_migrator" {
+		t.Errorf("the view belongs to %s", got)
+	}
 	daemon := connect(t, daemonURL)
 	if got := get[bool](t, daemon, `SELECT won FROM seckill.fence_reservations('{r1}', 'test', '{a:1:s:2:v:3:b:4}')`); !got {
 		t.Error("the daemon cannot fence")

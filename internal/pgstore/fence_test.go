@@ -348,6 +348,82 @@ func TestFenceRefusesOtherIsolation(t *testing.T) {
 	}
 }
 
+// A consumer whose snapshot is older than the fence is told to try again, and
+// learns of the fence then; it never creates the order.
+func TestFenceAgainstAnOldSnapshot(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		for _, early := range []bool{false, true} {
+			db := newDatabase(t)
+			consumer := connect(t, db.as(t, "seckill_consumer"))
+			tx, err := consumer.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), `SELECT FROM shop.stock`); err != nil { // takes the snapshot
+				t.Fatal(err)
+			}
+			if results, err := db.store.Fence(t.Context(), "x", requests(db.scope, "r1")); err != nil || !results[0].Won {
+				t.Fatalf("fence: %+v, %v", results, err)
+			}
+			if early {
+				_, err = tx.Exec(t.Context(), `SELECT seckill.claim_reservation('r1')`)
+			} else {
+				err = order(t.Context(), tx, db.scope, "r1")
+			}
+			if state(err) != "40001" {
+				t.Errorf("%s, early claim %v: %v; want 40001", level, early, err)
+			}
+			_ = tx.Rollback(t.Context())
+			if err := order(t.Context(), consumer, db.scope, "r1"); state(err) != "SK001" {
+				t.Errorf("tried again: %v; want SK001", err)
+			}
+		}
+	}
+}
+
+// A fence that waits for a consumer sees its order once it has committed: it
+// reads the winner in a second statement.
+func TestFenceSeesWhoCommitsWhileItWaits(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	consumer, super := connect(t, db.as(t, "seckill_consumer")), connect(t, db.url)
+	// Long enough that the fence certainly still waits when the order commits.
+	exec(t, super, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = %L', current_database(), '60s'); END $$`)
+	store := db.open(t, "seckill_daemon")
+	tx, err := consumer.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := order(t.Context(), tx, db.scope, "r1"); err != nil {
+		t.Fatal(err)
+	}
+	fenced := make(chan []reservation.FenceResult, 1)
+	go func() {
+		results, err := store.Fence(t.Context(), "x", requests(db.scope, "r1", "r2"))
+		if err != nil {
+			t.Errorf("fence: %v", err)
+		}
+		fenced <- results
+	}()
+	for waiting := false; !waiting; {
+		if err := super.QueryRow(t.Context(), `SELECT count(*) > 0 FROM pg_stat_activity, pg_sleep(0.005)
+			WHERE wait_event_type = 'Lock' AND query LIKE '%fence_reservations%' AND pid <> pg_backend_pid() AND datname = current_database()`).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := []reservation.FenceResult{
+		{ID: "r1", Known: true, Outcome: reservation.OutcomeOrder, OrderID: "o-r1"},
+		{ID: "r2", Known: true, Won: true, Outcome: reservation.OutcomeFenced},
+	}
+	if diff := cmp.Diff(want, <-fenced); diff != "" {
+		t.Errorf("results (-want +got):\n%s", diff)
+	}
+}
+
 func TestFenceLeavesTheSessionAsItWas(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -52,25 +52,30 @@ func (s *Store) SKUs(ctx context.Context, activityID, skuID string) ([]reconcile
 // Freeze prepares a view of the orders at one instant: a transaction whose
 // snapshot the first statement takes. It holds a connection until it is closed.
 func (s *Store) Freeze(ctx context.Context) (reconcile.Frozen, error) {
+	const action = "begin to read the orders"
 	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
-		return nil, failed("begin to read the orders", err)
+		return nil, failed(action, err)
 	}
-	return &frozenOrders{tx: tx, timeout: closeTimeout}, nil
+	f := &frozenOrders{tx: tx}
+	// SET takes no snapshot. Counting groups by reservation: with the usual
+	// 4 MB the server would do that on disk from 20,000 orders on.
+	if _, err := tx.Exec(ctx, `SET LOCAL work_mem = '64MB'`); err != nil {
+		f.Close()
+		return nil, failed(action, err)
+	}
+	return f, nil
 }
 
 // closeTimeout bounds the end of a view whose context has ended already.
 const closeTimeout = time.Second
 
 // frozenOrders reads order_evidence in one snapshot.
-type frozenOrders struct {
-	tx      pgx.Tx
-	timeout time.Duration
-}
+type frozenOrders struct{ tx pgx.Tx }
 
 // Close gives the connection back.
 func (f *frozenOrders) Close() {
-	ctx, cancel := context.WithTimeout(context.Background(), f.timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	_ = f.tx.Rollback(ctx) // nothing was written, and a connection that is broken is dropped
 }

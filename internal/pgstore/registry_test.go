@@ -101,9 +101,13 @@ func TestScopes(t *testing.T) {
 	}
 	workable := func(want ...reservation.Scope) {
 		t.Helper()
-		scopes, err := db.store.Workable(ctx)
+		registered, err := db.store.Scopes(ctx, pgstore.ScopeFilter{Live: true, NotHeld: true})
 		if err != nil {
 			t.Fatal(err)
+		}
+		var scopes []reservation.Scope
+		for _, r := range registered {
+			scopes = append(scopes, r.Scope)
 		}
 		if diff := cmp.Diff(want, scopes, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("workable (-want +got):\n%s", diff)

@@ -178,20 +178,6 @@ func (s *Store) Scopes(ctx context.Context, f ScopeFilter) ([]RegisteredScope, e
 		f.ActivityID, f.SKUID, f.Version, f.Bucket, append([]ScopeState{}, f.States...), f.Live, f.NotHeld)
 }
 
-// Workable lists the scopes that workers may touch: registered, not past their
-// retention, not held. CLOSED versions are among them (protocol §4).
-func (s *Store) Workable(ctx context.Context) ([]reservation.Scope, error) {
-	registered, err := s.Scopes(ctx, ScopeFilter{Live: true, NotHeld: true})
-	if err != nil {
-		return nil, err
-	}
-	scopes := make([]reservation.Scope, len(registered))
-	for i, r := range registered {
-		scopes[i] = r.Scope
-	}
-	return scopes, nil
-}
-
 // Scope is one registered scope, or [ErrNotFound].
 func (s *Store) Scope(ctx context.Context, scope reservation.Scope) (RegisteredScope, error) {
 	found, err := s.Scopes(ctx, ScopeFilter{
