@@ -21,8 +21,7 @@ type breakable struct {
 	nodes devstack.RedisCluster
 }
 
-// Two clusters that may be broken, one after the other for the three tests, the
-// last of which kills a node.
+// Two clusters that may be broken.
 func TestClustersInTrouble(t *testing.T) {
 	stack := stacktest.Own(t, devstack.Options{
 		Cluster: true, ClusterFloor: true, RedisArgs: []string{"--cluster-node-timeout", "2000"},
@@ -31,12 +30,16 @@ func TestClustersInTrouble(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			client := newClient(t, true, nodes.Addrs()...)
-			on := func(test func(*breakable)) func(*testing.T) {
-				return func(t *testing.T) { test(&breakable{newWorld(t, client), nodes}) }
+			for _, test := range []struct {
+				name string
+				run  func(*breakable)
+			}{
+				{"slot migration", (*breakable).slotMigration},
+				{"slot not served", (*breakable).slotNotServed},
+				{"stalled and dead nodes", (*breakable).stalledAndDeadNodes}, // the last: it kills a node
+			} {
+				t.Run(test.name, func(t *testing.T) { test.run(&breakable{newWorld(t, client), nodes}) })
 			}
-			t.Run("slot migration", on((*breakable).slotMigration))
-			t.Run("slot not served", on((*breakable).slotNotServed))
-			t.Run("stalled and dead nodes", on((*breakable).stalledAndDeadNodes))
 		})
 	}
 }

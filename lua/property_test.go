@@ -103,7 +103,7 @@ func (l *ledger) actions() map[string]func(*rapid.T) {
 
 func (l *ledger) stepReserve() {
 	id, a := l.draw()
-	got := l.world.reserve(a)
+	got := l.reserve(a)
 	delta := int64(0)
 	if got.Code == lua.ReserveAccepted && !got.Replay {
 		l.taken[id]++

@@ -265,11 +265,11 @@ func TestRepliesAreLost(t *testing.T) {
 			w.sale(1000, 0)
 			proxy, err := faultproxy.Start(addr)
 			w.must(err)
-			defer proxy.Close()
+			t.Cleanup(proxy.Close)
 			client := redis.NewUniversalClient(lua.ClientOptions(&redis.UniversalOptions{
 				Addrs: []string{proxy.Addr()}, ReadTimeout: time.Second,
 			}))
-			defer func() { _ = client.Close() }()
+			t.Cleanup(func() { _ = client.Close() })
 			runner := newRunner(t, client)
 			b := runner.Batch()
 			b.Snapshot(w.scope) // the connection is up and its handshake done
