@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // sale is a version of a SKU on real services, and the hands of the test in
 // each of them.
 type sale struct {
-	t      *testing.T
+	t      testing.TB
 	scopes []reservation.Scope
 	redis  redis.UniversalClient
 	stocks *redisstore.Store
@@ -40,7 +40,7 @@ const initial = 1000 // units of each bucket
 
 // newSale opens a sale over some buckets on the Redis servers named and the
 // stack's PostgreSQL.
-func newSale(t *testing.T, stack *devstack.Stack, redisAddrs []string, buckets int64) *sale {
+func newSale(t testing.TB, stack *devstack.Stack, redisAddrs []string, buckets int64) *sale {
 	t.Helper()
 	clients, err := redisstore.Open(t.Context(), config.Redis{
 		Addrs: redisAddrs, Mode: config.RedisAuto, DialTimeout: time.Second, CommandTimeout: 5 * time.Second, PoolSize: 4,
