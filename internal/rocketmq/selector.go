@@ -26,6 +26,7 @@ type brokerState struct {
 	proven    bool // answered since it last failed
 	failures  int  // in a row
 	restUntil time.Time
+	turn      int // picks its queues in turn
 }
 
 // healthSelector picks the queue of each message, so that a broker that is down
@@ -43,7 +44,7 @@ type healthSelector struct {
 	brokers  map[string]*brokerState
 	attempts map[*primitive.Message]*attempt
 	changed  chan struct{} // closed and replaced when an attempt ends
-	turn     uint64
+	turn     int
 }
 
 func newHealthSelector() *healthSelector {
@@ -130,31 +131,49 @@ func (s *healthSelector) pick(msg *primitive.Message, queues []*primitive.Messag
 	if a == nil || a.ctx.Err() != nil {
 		return nil, nil, nil // given up meanwhile: a write past its deadline would close the connection of all
 	}
-	s.turn++
-	now, trial := time.Now(), false
-	var best *primitive.MessageQueue
-	var bestState *brokerState
-	for i := range queues {
-		queue := queues[(uint64(i)+s.turn)%uint64(len(queues))]
-		state := s.state(queue.BrokerName)
-		switch {
-		case now.Before(state.restUntil):
-		case !state.proven && state.inFlight > 0:
-			trial = true
-		case bestState == nil || state.inFlight < bestState.inFlight:
-			best, bestState = queue, state
-		}
-	}
+	best, trial := s.bestBroker(queues)
 	switch {
-	case best != nil:
-		bestState.inFlight++
-		a.broker = best.BrokerName
-		return best, nil, nil
+	case best != "":
+		state := s.state(best)
+		state.inFlight++
+		state.turn++
+		a.broker = best
+		return nthOf(queues, best, state.turn), nil, nil
 	case trial:
 		return nil, s.changed, a.ctx
 	default:
 		return nil, nil, nil
 	}
+}
+
+// bestBroker is the one with the fewest sends under way of those that may get
+// another; trial says that some broker's trial is under way.
+func (s *healthSelector) bestBroker(queues []*primitive.MessageQueue) (best string, trial bool) {
+	now := time.Now()
+	s.turn++ // among equals, another one each time
+	for i := range queues {
+		name := queues[(i+s.turn)%len(queues)].BrokerName
+		state := s.state(name)
+		switch {
+		case now.Before(state.restUntil):
+		case !state.proven && state.inFlight > 0:
+			trial = true
+		case best == "" || state.inFlight < s.state(best).inFlight:
+			best = name
+		}
+	}
+	return best, trial
+}
+
+// nthOf is the n-th of the broker's queues, counted round.
+func nthOf(queues []*primitive.MessageQueue, broker string, n int) *primitive.MessageQueue {
+	var own []*primitive.MessageQueue
+	for _, queue := range queues {
+		if queue.BrokerName == broker {
+			own = append(own, queue)
+		}
+	}
+	return own[n%len(own)]
 }
 
 // allResting says whether no broker would be picked now although some are known.

@@ -21,13 +21,10 @@ import (
 // What happens when brokers hang, die and lose what they acknowledged. The
 // second retry of this stack waits for ten minutes.
 func TestSlowBrokersThatBreak(t *testing.T) {
-	t.Parallel()
 	delays := "messageDelayLevel=1s 1s 1s 600s" + strings.Repeat(" 1s", 14)
 	stack := stacktest.Own(t, devstack.Options{Brokers: 2, BrokerSettings: []string{delays}})
 	topic, group := stacktest.Topic(t, stack, 2)
 	b := newBench(t, stack, topic, group)
-	b.cfg.RequestTimeout = time.Second
-	b.evidence = b.newEvidence(b.cfg)
 	step := func(name string, f func(b *bench)) {
 		t.Run(name, func(t *testing.T) {
 			inner := *b
@@ -88,7 +85,7 @@ func testHangingBroker(b *bench, sent []rocketmq.Query) {
 	}
 	began := time.Now()
 	b.want(reservation.MessageUnknown, rocketmq.UnknownBroker, sent...)
-	if took := time.Since(began); took > 20*time.Second {
+	if took := time.Since(began); took > 40*time.Second {
 		b.t.Errorf("two passes took %s", took)
 	}
 	if err := hung.Resume(); err != nil {
@@ -175,26 +172,25 @@ func testLostMessage(b *bench) {
 	b.eventually(reservation.MessageAbsent, lost[0])
 	b.want(reservation.MessageAbsent, "", lost...)
 	b.sender = b.newSender(b.cfg) // the old one learns only within 30 s that the broker is back
-	others := b.send(200)         // they get the offsets again
-	b.want(reservation.MessageAbsent, "", lost...)
-	reused := 0
-	for _, q := range others {
-		for _, l := range lost {
-			a, _ := rocketmq.ParsePosition(q.Position)
-			if gone, _ := rocketmq.ParsePosition(l.Position); gone.Broker == a.Broker && gone.Queue == a.Queue && gone.Offset == a.Offset {
-				reused++
-			}
-		}
+	gone, err := rocketmq.ParsePosition(lost[0].Position)
+	if err != nil {
+		b.t.Fatal(err)
 	}
-	if reused == 0 {
-		b.t.Error("no offset was reused: the case was not tested")
+	for deadline, reused := time.Now().Add(testLimit), false; !reused; { // others get the offsets again
+		for _, q := range b.send(100) {
+			position, _ := rocketmq.ParsePosition(q.Position)
+			reused = reused || position.Broker == gone.Broker && position.Queue == gone.Queue && position.Offset == gone.Offset
+		}
+		b.want(reservation.MessageAbsent, "", lost...)
+		if time.Now().After(deadline) {
+			b.t.Fatalf("offset %s was never given to another message", gone)
+		}
 	}
 }
 
 // Brokers that authenticate: signed requests and sends pass, others are refused
 // and leave the evidence UNKNOWN.
 func TestSlowBrokersThatAuthenticate(t *testing.T) {
-	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Brokers: 1, BrokerSettings: []string{
 		"authenticationEnabled=true",
 		"authenticationProvider=org.apache.rocketmq.auth.authentication.provider.DefaultAuthenticationProvider",
