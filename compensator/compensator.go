@@ -76,7 +76,7 @@ func (c *Compensator) Settle(ctx context.Context, cases []pass.Case, tally *pass
 			}
 		}
 		var lost []pass.Case
-		if len(releases) > 0 {
+		if releases = c.Actor.Writable(ctx, releases, tally); len(releases) > 0 {
 			fenced := c.Gate.Fence(ctx, releases, tally)
 			settled = append(settled, fenced.Won...)
 			c.Actor.Defer(ctx, append(fenced.Unknown, fenced.Halted...), tally)
@@ -158,9 +158,9 @@ func (c *Compensator) publish(ctx context.Context, done []pass.Case, tally *pass
 // over the others, which are the fencer's.
 func (c *Compensator) Pass(ctx context.Context) (*pass.Tally, error) {
 	tally := pass.NewTally()
-	scopes, err := c.Scopes.Workable(ctx)
+	scopes, err := pass.ListScopes(ctx, c.Scopes, tally)
 	if err != nil {
-		return tally, fmt.Errorf("list scopes: %w", err)
+		return tally, err
 	}
 	c.walk.Index = reservation.ReservationExpiry
 	c.walk.Each(ctx, c.Pager, scopes, c.Limits, tally, func(ctx context.Context, pages []reservation.Page) {

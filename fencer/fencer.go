@@ -10,7 +10,6 @@ package fencer
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/reservation"
@@ -54,9 +53,9 @@ type Fencer struct {
 // the same.
 func (f *Fencer) Pass(ctx context.Context) (*pass.Tally, error) {
 	tally := pass.NewTally()
-	scopes, err := f.Scopes.Workable(ctx)
+	scopes, err := pass.ListScopes(ctx, f.Scopes, tally)
 	if err != nil {
-		return tally, fmt.Errorf("list scopes: %w", err)
+		return tally, err
 	}
 	f.walk.Index = reservation.ReservationExpiry
 	f.walk.Each(ctx, f.Pager, scopes, f.Limits, tally, func(ctx context.Context, pages []reservation.Page) {

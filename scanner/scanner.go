@@ -9,7 +9,6 @@ package scanner
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"github.com/seckill/reconciler/internal/pass"
@@ -34,9 +33,9 @@ type Scanner struct {
 // Its error joins what went wrong; the tally counts what was done all the same.
 func (s *Scanner) Pass(ctx context.Context) (*pass.Tally, error) {
 	tally := pass.NewTally()
-	scopes, err := s.Scopes.Workable(ctx)
+	scopes, err := pass.ListScopes(ctx, s.Scopes, tally)
 	if err != nil {
-		return tally, fmt.Errorf("list scopes: %w", err)
+		return tally, err
 	}
 	blocked := false // with RocketMQ away a pass is not spent on failing sends: one round tells
 	s.walk.Index = reservation.SendPending

@@ -125,6 +125,7 @@ func (d *Daemon) assemble() {
 	actor := &pass.Actor{Effects: d.Redis, Observe: d.observes}
 	claims := claims{Store: d.Postgres}
 	policy := func() reservation.Policy { return d.cfg.Policy() }
+	live := scopes{d.Postgres, d.Redis}
 	m := d.cfg.Fencer.MaxRelease
 	gate := &fencer.Gate{
 		Claims: claims, Stock: d.Redis,
@@ -132,16 +133,16 @@ func (d *Daemon) assemble() {
 	}
 	d.dispatch = &scanner.Dispatcher{Effects: d.Redis, Sender: messageSender{d.sender}, Actor: actor}
 	d.scanner = &scanner.Scanner{
-		Actor: actor, Claims: claims, Dispatch: d.dispatch, Pager: d.Redis, Scopes: d.Postgres, Tasks: d.Postgres,
+		Actor: actor, Claims: claims, Dispatch: d.dispatch, Pager: d.Redis, Scopes: live, Tasks: d.Postgres,
 		Policy: policy, Limits: limits(d.cfg.Scanner.Pass),
 	}
 	d.compensator = &compensator.Compensator{
-		Actor: actor, Claims: claims, Gate: gate, Events: d.Redis, Pager: d.Redis, Scopes: d.Postgres, Tasks: d.Postgres,
+		Actor: actor, Claims: claims, Gate: gate, Events: d.Redis, Pager: d.Redis, Scopes: live, Tasks: d.Postgres,
 		Policy: policy, Limits: limits(d.cfg.Compensator.Pass),
 	}
 	d.fencer = &fencer.Fencer{
 		Actor: actor, Claims: claims, Messages: messageEvidence{d.Evidence}, Settler: d.compensator, Resender: d.dispatch,
-		Pager: d.Redis, Scopes: d.Postgres, Tasks: d.Postgres, Policy: policy, Limits: limits(d.cfg.Fencer.Pass),
+		Pager: d.Redis, Scopes: live, Tasks: d.Postgres, Policy: policy, Limits: limits(d.cfg.Fencer.Pass),
 	}
 }
 

@@ -6,10 +6,43 @@ import (
 	"time"
 
 	"github.com/seckill/reconciler/fencer"
+	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/redisstore"
 	"github.com/seckill/reconciler/internal/rocketmq"
 	"github.com/seckill/reconciler/reservation"
 )
+
+// scopes is the registry in PostgreSQL, with what Redis has of it.
+type scopes struct {
+	registry *pgstore.Store
+	redis    *redisstore.Store
+}
+
+// Workable is part of [pass.Scopes]. CLOSED versions are workable until their
+// retention (protocol §4). A scope that was never confirmed, or whose retention
+// has passed by the clock of its own node, is not missing: it is left out. One
+// whose node does not answer is in the list, so that reading it says why.
+func (s scopes) Workable(ctx context.Context) (pass.Workable, error) {
+	registered, err := s.registry.Scopes(ctx, pgstore.ScopeFilter{Live: true, NotHeld: true})
+	if err != nil {
+		return pass.Workable{}, err
+	}
+	names := make([]reservation.Scope, len(registered))
+	for i, r := range registered {
+		names[i] = r.Scope
+	}
+	var w pass.Workable
+	for i, snapshot := range s.redis.Snapshots(ctx, names) {
+		switch {
+		case snapshot.Err != nil || snapshot.Configured():
+			w.Scopes = append(w.Scopes, names[i])
+		case !registered[i].ConfirmedAt.IsZero() && snapshot.TimeMS < registered[i].RetentionUntil.UnixMilli():
+			w.Missing = append(w.Missing, names[i])
+		}
+	}
+	return w, nil
+}
 
 // claims is PostgreSQL as the workers ask it.
 type claims struct{ *pgstore.Store }

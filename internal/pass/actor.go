@@ -3,6 +3,7 @@ package pass
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seckill/reconciler/reservation"
 )
@@ -61,6 +62,31 @@ func (a *Actor) Defer(ctx context.Context, cases []Case, tally *Tally) {
 	for i, applied := range a.Effects.Apply(ctx, chains) {
 		note(cases[i], applied, tally)
 	}
+}
+
+// Writable returns the cases of those scopes in which Redis takes writes now: it
+// moves the score of one member of each forward, as a wait would. A fence that
+// cannot be shown in Redis would forbid an order and give nothing back.
+func (a *Actor) Writable(ctx context.Context, cases []Case, tally *Tally) []Case {
+	asked := map[reservation.Scope]bool{}
+	var chains [][]reservation.Effect
+	for _, c := range cases {
+		m := c.Member()
+		if !asked[m.Scope] {
+			asked[m.Scope] = true
+			e := m.Defer(c.Index, c.Action.DeferMS)
+			e.Expected = reservation.ExpectAny
+			chains = append(chains, []reservation.Effect{e})
+		}
+	}
+	refuses := map[reservation.Scope]bool{}
+	for _, applied := range a.Effects.Apply(ctx, chains) {
+		if probe := applied[0]; probe.Result == reservation.Failed {
+			refuses[probe.Effect.Scope] = true
+			tally.Failed(fmt.Errorf("nothing is fenced in %s: %w", probe.Effect.Scope, probe.Err))
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(cases), func(c Case) bool { return refuses[c.Member().Scope] })
 }
 
 // Reindex puts members back into the indexes that their status calls for, so

@@ -65,10 +65,36 @@ func (e Evidence) Of(m reservation.Member) reservation.OrderEvidence {
 	return reservation.ClassifyOrders(m.Scope, m.Reservation.UserID, e.records[m.ID])
 }
 
-// Scopes lists the scopes that workers may touch: registered, not past their
-// retention, not held.
+// Scopes lists the scopes that workers may touch.
 type Scopes interface {
-	Workable(ctx context.Context) ([]reservation.Scope, error)
+	Workable(ctx context.Context) (Workable, error)
+}
+
+// Workable are the registered scopes that are not past their retention and not
+// held.
+type Workable struct {
+	Scopes []reservation.Scope
+	// Missing are those of which Redis has lost meta or stock. Whatever else it
+	// shows of them is not to be believed: an empty Redis is not an idle one.
+	Missing []reservation.Scope
+}
+
+// TaskConfigMissing asks a person about a scope whose meta or stock is gone
+// from Redis: nothing fills them in again (protocol §4).
+const TaskConfigMissing = "config_missing"
+
+// ListScopes lists the scopes of a pass. Those that Redis has lost make the
+// pass incomplete (interface §7), and the others go on.
+func ListScopes(ctx context.Context, scopes Scopes, tally *Tally) ([]reservation.Scope, error) {
+	workable, err := scopes.Workable(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list scopes: %w", err)
+	}
+	for _, s := range workable.Missing {
+		tally.Task(s, TaskConfigMissing, "redis_lost_it", "")
+		tally.Failed(fmt.Errorf("scope %s: Redis has lost its meta or stock: nothing is done in it, see `reconciler reconcile`", s))
+	}
+	return workable.Scopes, nil
 }
 
 // Tasks takes what a person is asked for.

@@ -3,6 +3,7 @@ package pass
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -46,8 +47,9 @@ type Tally struct {
 	Unknown   int              // decisions that rested on UNKNOWN evidence
 	Complete  bool             // every due range was walked to its end
 
-	tasks map[taskKey]*reservation.TaskReport
-	errs  []error
+	tasks    map[taskKey]*reservation.TaskReport
+	errs     []error
+	moreErrs int // beyond maxErrors
 }
 
 type taskKey struct{ kind, scope, cause string }
@@ -129,16 +131,30 @@ func (t *Tally) Sorted() []Counted {
 	return all
 }
 
+// maxErrors bounds the errors that are kept: a Redis that refuses writes fails
+// every member of a pass alike.
+const maxErrors = 10
+
 // Failed notes an error that did not end the pass: one bad scope, page or item
 // never stops the others.
 func (t *Tally) Failed(err error) {
-	if err != nil {
+	switch {
+	case err == nil:
+	case len(t.errs) < maxErrors:
 		t.errs = append(t.errs, err)
+	default:
+		t.moreErrs++
 	}
 }
 
-// Err joins the errors noted.
-func (t *Tally) Err() error { return errors.Join(t.errs...) }
+// Err joins the errors noted, as many as are kept, and counts the others.
+func (t *Tally) Err() error {
+	err := errors.Join(t.errs...)
+	if t.moreErrs > 0 {
+		err = fmt.Errorf("%w\nand %d more errors", err, t.moreErrs)
+	}
+	return err
+}
 
 // ByRow sums the decisions per row, keyed as the rows are shown.
 func (t *Tally) ByRow() map[string]int {

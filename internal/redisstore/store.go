@@ -80,6 +80,11 @@ func (s *Store) Snapshots(ctx context.Context, scopes []reservation.Scope) []Sna
 	return snapshots
 }
 
+// Configured says whether the scope's meta and stock are there and complete.
+func (s Snapshot) Configured() bool {
+	return s.State != "" && min(s.Initial, s.Available, s.Reserved) >= 0
+}
+
 // Reserved is the number of reserved units of each scope. It fails as a whole:
 // a limit must not be drawn from numbers that are half there.
 func (s *Store) Reserved(ctx context.Context, scopes []reservation.Scope) (map[reservation.Scope]int64, error) {

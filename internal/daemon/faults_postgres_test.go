@@ -1,0 +1,124 @@
+//go:build slow
+
+package daemon_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seckill/reconciler/internal/config"
+	"github.com/seckill/reconciler/internal/devstack"
+	"github.com/seckill/reconciler/internal/devstack/stacktest"
+	"github.com/seckill/reconciler/internal/upstream"
+)
+
+// PostgreSQL crashes, or hangs, with every kind of reservation stuck: nothing is
+// released and no status moves in Redis, all work stops. When it is back the running daemon
+// gets its lease again and finishes.
+func TestSlowPostgresAway(t *testing.T) {
+	stack := stacktest.Own(t, devstack.Options{Redis: true, Postgres: true, Brokers: 1})
+	server := stack.Postgres()
+	for name, fault := range map[string]struct {
+		begin func() error
+		end   func() error
+	}{
+		"crashes": {server.Kill, func() error { return server.Start(t.Context()) }},
+		"hangs":   {server.Pause, server.Resume},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const ttl = 5 * time.Second // longer than a start takes, so that nothing is due before the fault
+			s := newSale(t, stack, hurried, func(c *config.Config) { c.Scanner.SendGrace = ttl })
+			daemon := s.serve()
+			daemon.awaitLog(1, logHolding)
+			byKind := map[string][]string{}
+			for _, k := range everyKind {
+				id := s.reserve(ttl)
+				if k.prepare != nil {
+					k.prepare(s, id)
+				}
+				byKind[k.kind] = []string{id}
+			}
+			began := time.Now()
+			if err := fault.begin(); err != nil {
+				t.Fatal(err)
+			}
+			for _, k := range everyKind {
+				s.walk(byKind[k.kind][0], k.walk...)
+			}
+			before, stock := s.statuses(byKind), s.stock()
+			daemon.awaitLog(1, logLost)
+			t.Logf("all work had stopped %s after the fault", daemon.log.when(logLost)[0].Sub(began).Round(time.Millisecond))
+			time.Sleep(2 * ttl) // everything is due by then
+			if diff := cmp.Diff(before, s.statuses(byKind)); diff != "" {
+				t.Errorf("statuses moved without PostgreSQL: %s", diff)
+			}
+			if diff := cmp.Diff(stock, s.stock()); diff != "" {
+				t.Errorf("stock moved without PostgreSQL: %s", diff)
+			}
+
+			if err := fault.end(); err != nil {
+				t.Fatal(err)
+			}
+			daemon.awaitLog(2, logHolding)
+			s.subscribe(upstream.Subscription{}, nil)
+			s.settles(2 * time.Minute)
+			s.wantEnds(byKind)
+			daemon.end()
+		})
+	}
+}
+
+// A daemon whose PostgreSQL hangs in the middle of its work can still be stopped.
+func TestSlowStopWhilePostgresHangs(t *testing.T) {
+	stack := stacktest.Own(t, devstack.Options{Redis: true, Postgres: true, Brokers: 1})
+	s := newSale(t, stack, hurried)
+	for range 20 {
+		s.lost()
+	}
+	daemon := s.serve()
+	daemon.awaitLog(1, logHolding)
+	if err := stack.Postgres().Pause(); err != nil {
+		t.Fatal(err)
+	}
+	if took := daemon.end(); took > s.config.Run.StopTimeout {
+		t.Errorf("the stop took %s", took)
+	} else {
+		t.Logf("the stop took %s", took)
+	}
+	if err := stack.Postgres().Resume(); err != nil {
+		t.Fatal(err)
+	}
+	s.serve()
+	s.settles(time.Minute)
+}
+
+// PostgreSQL crashes again and again in the middle of releases, so that nobody
+// knows which fences were committed.
+func TestSlowPostgresCrashesDuringReleases(t *testing.T) {
+	const crashes, due = 8, 200
+	stack := stacktest.Own(t, devstack.Options{Redis: true, Postgres: true, Brokers: 1})
+	s := newSale(t, stack, hurried, func(c *config.Config) { c.Fencer.Batch, c.Compensator.Batch = 4, 4 })
+	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // chosen for repeatability
+	for range due {
+		s.lost()
+	}
+	daemon := s.serve()
+	for i := range crashes {
+		daemon.awaitLog(i+1, logHolding)
+		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
+		if err := stack.Postgres().Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("crash %d: %d released", i+1, s.stock()[3])
+	}
+	s.settles(2 * time.Minute)
+	if stock := s.stock(); stock[3] != due {
+		t.Errorf("stock %v, want %d released", stock, due)
+	}
+	daemon.end()
+}
