@@ -298,7 +298,7 @@ func TestABrokerThatHangsIsBounded(t *testing.T) {
 	b := newBench(t, stack, topic, group)
 	proxies := proxyBrokers(t, stack)
 	b.cfg = proxies.config(b.cfg)
-	b.cfg.RequestTimeout = 500 * time.Millisecond
+	b.cfg.RequestTimeout = 2 * time.Second
 	b.evidence = b.newEvidence(b.cfg)
 	sent := b.send(40)
 	b.want(reservation.MessagePending, "", sent...)
@@ -310,7 +310,7 @@ func TestABrokerThatHangsIsBounded(t *testing.T) {
 		proxies.brokers[hung].Set(faults)
 		began := time.Now()
 		placed, swept := b.gather(sent), b.gather(unplaced(sent))
-		if took := time.Since(began); took > 15*time.Second {
+		if took := time.Since(began); took > 30*time.Second {
 			t.Errorf("%s: two passes took %s", name, took)
 		}
 		for _, q := range sent {

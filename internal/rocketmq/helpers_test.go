@@ -93,6 +93,7 @@ func newBench(t *testing.T, stack *devstack.Stack, topic, group string) *bench {
 	t.Helper()
 	b := &bench{t: t, stack: stack, prefix: "r-" + topic, registry: &memoryRegistry{}, cfg: rocketmq.Config{
 		NameServers: []string{stack.NameServer().Addr()}, Topic: topic, ConsumerGroup: group,
+		SendTimeout: testLimit / 2, RequestTimeout: testLimit / 3, // no test depends on a quick machine
 	}}
 	b.sender = b.newSender(b.cfg)
 	b.evidence = b.newEvidence(b.cfg)

@@ -277,7 +277,7 @@ func TestABrokerThatHangsDoesNotHoldUpTheOther(t *testing.T) {
 	b := newBench(t, stack, topic, group)
 	proxies := proxyBrokers(t, stack)
 	cfg := proxies.config(b.cfg)
-	cfg.SendTimeout = time.Second
+	cfg.SendTimeout = 3 * time.Second
 	s := b.newSender(cfg)
 	send := func(n int) (map[rocketmq.Outcome]int, time.Duration) {
 		began := time.Now()
@@ -297,7 +297,7 @@ func TestABrokerThatHangsDoesNotHoldUpTheOther(t *testing.T) {
 	if outcomes[rocketmq.Unknown] > rocketmq.DefaultSendConcurrency || outcomes[rocketmq.Stored] < 900 {
 		t.Errorf("with %s hanging: %v", hung, outcomes)
 	}
-	if took > 10*time.Second {
+	if took > 30*time.Second {
 		t.Errorf("with %s hanging it took %s", hung, took)
 	}
 	t.Logf("1000 messages with one of two brokers hanging: %v in %s", outcomes, took)

@@ -80,6 +80,8 @@ func testBetweenRetries(b *bench, sent []rocketmq.Query) {
 
 func testHangingBroker(b *bench, sent []rocketmq.Query) {
 	hung := b.stack.Brokers()[1]
+	b.cfg.RequestTimeout = 3 * time.Second
+	b.evidence = b.newEvidence(b.cfg)
 	if err := hung.Pause(); err != nil {
 		b.t.Fatal(err)
 	}
