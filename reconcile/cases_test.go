@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -502,4 +503,46 @@ func TestSecondRoundCannotBeRead(t *testing.T) {
 			}
 		})
 	}
+}
+
+// sluggish is a world of many SKUs whose PostgreSQL does not answer.
+type sluggish struct {
+	*world
+	skus   int
+	frozen int
+}
+
+func (s *sluggish) SKUs(context.Context, string, string) ([]SKU, error) {
+	skus := make([]SKU, s.skus)
+	for i := range skus {
+		skus[i] = s.sku
+		skus[i].SKUID = fmt.Sprintf("sku%03d", i)
+		s.stock[skus[i].scope(s.sku.Versions[0], Bucket{})] = &Stock{Initial: 100, Available: 100}
+	}
+	return skus, nil
+}
+
+func (s *sluggish) Freeze(context.Context) (Frozen, error) {
+	s.frozen++
+	time.Sleep(8 * time.Second)
+	return nil, errGone
+}
+
+// A source that does not answer costs a bounded time, however many scopes
+// there are; all of them are incomplete.
+func TestSourceThatDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sluggish{world: newWorld(1, 1, 100), skus: 200}
+		begin := time.Now()
+		r, err := (&Reconciler{Registry: s, Stocks: s, Orders: s}).Run(t.Context(), Options{Settle: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Verdict != VerdictIncomplete || len(r.Incomplete) != 200 || len(r.Scopes) != 200 {
+			t.Errorf("%s, %d scopes, %d of them incomplete", r.Verdict, len(r.Scopes), len(r.Incomplete))
+		}
+		if passed := time.Since(begin); passed > 2*(30+8)*time.Second+time.Second || s.frozen != 8 {
+			t.Errorf("%d tries, %v", s.frozen, passed)
+		}
+	})
 }

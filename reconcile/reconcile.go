@@ -27,6 +27,9 @@ type Options struct {
 	Batch  int           // members or orders in one page; 0 means 1000
 	Rounds int           // at most; 0 means 4. A finding takes two
 	Tries  int           // readings of a scope in motion in one round; 0 means 4
+	// Patience is the time that reads may lose to sources that do not answer,
+	// in one round; 0 means 30 s. Then the rest of the round is not tried.
+	Patience time.Duration
 }
 
 // Validate finds mistakes that need no source to be seen: unknown checks.
@@ -57,9 +60,10 @@ func (f Filter) match(s reservation.Scope) bool {
 var ErrNoScope = errors.New("no registered scope within its retention matches the filter")
 
 const (
-	defaultBatch  = 1000
-	defaultRounds = 4
-	defaultTries  = 4
+	defaultBatch    = 1000
+	defaultRounds   = 4
+	defaultTries    = 4
+	defaultPatience = 30 * time.Second
 	// persistent is how many rounds make a finding of a contradiction whose
 	// numbers differ each time while its direction stays.
 	persistent = 3
@@ -92,12 +96,11 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 
 // run is the state of a run between its rounds.
 type run struct {
-	reader    reader
-	checks    []Check
-	options   Options
-	report    *Report
-	round     int
-	maxRounds int
+	reader  reader
+	checks  []Check
+	options Options
+	report  *Report
+	round   int
 
 	latest   map[reservation.Scope]*scopeReading // the newest reading of each scope
 	moved    map[reservation.Scope]bool          // numbers that changed between rounds
@@ -126,21 +129,25 @@ type standing struct {
 type skuName struct{ activityID, skuID string }
 
 func newRun(r *Reconciler, checks []Check, o Options) *run {
-	orDefault := func(n, fallback int) int {
-		if n <= 0 {
-			return fallback
-		}
-		return n
-	}
+	o.Batch, o.Rounds, o.Tries = orDefault(o.Batch, defaultBatch), orDefault(o.Rounds, defaultRounds), orDefault(o.Tries, defaultTries)
+	o.Patience = orDefault(o.Patience, defaultPatience)
 	return &run{
 		reader: reader{
 			registry: r.Registry, stocks: r.Stocks, orders: r.Orders, needs: union(checks),
-			batch: orDefault(o.Batch, defaultBatch), tries: orDefault(o.Tries, defaultTries),
+			batch: o.Batch, tries: o.Tries,
 		},
-		checks: checks, options: o, report: newReport(checks, time.Now()), maxRounds: orDefault(o.Rounds, defaultRounds),
+		checks: checks, options: o, report: newReport(checks, time.Now()),
 		latest: map[reservation.Scope]*scopeReading{}, moved: map[reservation.Scope]bool{},
 		summed: map[reservation.Scope]bool{}, open: map[subject]*standing{}, retry: map[reservation.Scope]bool{}, retrySKU: map[skuName]bool{},
 	}
+}
+
+// orDefault is n, or the fallback where n is not set.
+func orDefault[N int | time.Duration](n, fallback N) N {
+	if n <= 0 {
+		return fallback
+	}
+	return n
 }
 
 // oneRound reads what is to be read, the registry first, and weighs what
@@ -159,10 +166,13 @@ func (r *run) oneRound(ctx context.Context) error {
 	if r.round == 1 && asked == 0 && !r.options.Filter.empty() {
 		return ErrNoScope
 	}
+	var lost time.Duration
 	for _, k := range readings {
-		name := skuName{k.sku.ActivityID, k.sku.SKUID}
-		strays := r.reader.needs.allOrders && (r.round == 1 || r.retrySKU[name])
-		r.reader.read(ctx, k, strays)
+		if lost > r.options.Patience {
+			failAll(k.scopes, SourceTime, errNotTried)
+		} else {
+			lost += r.read(ctx, k)
+		}
 		if cancelled(ctx) {
 			return context.Cause(ctx)
 		}
@@ -170,6 +180,21 @@ func (r *run) oneRound(ctx context.Context) error {
 		r.weigh(k)
 	}
 	return nil
+}
+
+// errNotTried is why a scope was not read at all.
+var errNotTried = errors.New("not tried: reading the scopes before it took too long and failed")
+
+// read reads a SKU and returns the time that was lost, if nothing of it could
+// be read.
+func (r *run) read(ctx context.Context, k *skuReading) time.Duration {
+	begin := time.Now()
+	strays := r.reader.needs.allOrders && (r.round == 1 || r.retrySKU[skuName{k.sku.ActivityID, k.sku.SKUID}])
+	r.reader.read(ctx, k, strays)
+	if slices.ContainsFunc(k.scopes, func(s *scopeReading) bool { return s.full && !s.failed() }) {
+		return 0
+	}
+	return time.Since(begin)
 }
 
 // cancelled tells a run that was told to stop from one that ran out of time:
@@ -333,7 +358,7 @@ func (k *skuReading) shows(key subject) bool {
 func (r *run) again() bool {
 	clear(r.retry)
 	clear(r.retrySKU)
-	if r.broken || r.round >= r.maxRounds {
+	if r.broken || r.round >= r.options.Rounds {
 		return false
 	}
 	for key, st := range r.open {

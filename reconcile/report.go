@@ -71,7 +71,8 @@ type OrdersCount struct {
 	Cancelled int64 `json:"cancelled"`
 }
 
-// Scope names a scope in JSON. A version as a whole has no bucket.
+// Scope names a scope in JSON. What concerns a version as a whole names one of
+// its buckets.
 type Scope struct {
 	ActivityID string `json:"activity_id"`
 	SKUID      string `json:"sku_id"`
@@ -131,6 +132,7 @@ const (
 	SourceRedis    = "redis"
 	SourcePostgres = "postgres"
 	SourceRounds   = "rounds" // both sides were read, and contradicted each other in another way each time
+	SourceTime     = "time"   // other scopes, which could not be read, took the time
 )
 
 // Incomplete is something that could not be compared. Scope is null when it is
