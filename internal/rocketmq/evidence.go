@@ -190,6 +190,8 @@ func (e *Evidence) Gather(ctx context.Context, nowMS int64, queries []Query) map
 	defer e.giveBack()
 	p.run(ctx)
 	e.closeUnused(p)
+	e.logger.DebugContext(ctx, "message evidence gathered", "messages", len(queries), "brokers", len(p.brokers),
+		"swept", len(p.byFingerprint), "latency_ms", time.Since(p.began).Milliseconds())
 	return p.conclude()
 }
 
