@@ -68,6 +68,7 @@ const (
 
 	lookEvery          = 2 * time.Second
 	steadyLooks        = 3 // equal looks in a row that mean rest
+	brokenLooks        = 8 // and that mean that nothing will mend what is broken
 	consumerGoroutines = 16
 )
 
@@ -93,6 +94,9 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	err := p.run(ctx)
 	if p.stage != nil {
 		err = errors.Join(err, p.stage.strike())
+	}
+	if p.sale != nil {
+		p.report.Sale, p.report.Consumers = p.sale.Tally(), p.events()
 	}
 	p.report.finish(err)
 	return p.report, err
@@ -228,8 +232,8 @@ func (p *play) killOnce(ctx context.Context, s *State) error {
 }
 
 // recover waits until nothing moves any more: every reservation is decided or
-// in front of a person, nothing is on its way, and L2 holds. It gives up after
-// the limit; the check then says what is wrong.
+// in front of a person, nothing is on its way, and L2 holds, or stays broken. It
+// gives up after the limit; the check then says what is wrong.
 func (p *play) recover(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, p.o.Limit)
 	defer cancel()
@@ -243,13 +247,13 @@ func (p *play) recover(ctx context.Context) error {
 		default:
 			return false, nil
 		}
-		now := fmt.Sprint(s.summary(), p.events())
-		if now == last && len(s.Check(true, p.expectedOrphans())) == 0 {
-			steady++
-		} else {
+		if now := fmt.Sprint(s.summary(), p.events()); now != last || s.Open() > 0 {
 			steady, last = 0, now
+			return false, nil
 		}
-		return steady >= steadyLooks, nil
+		steady++
+		broken := len(s.Check(true, p.expectedOrphans())) > 0
+		return steady >= brokenLooks || (steady >= steadyLooks && !broken), nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
 		p.screen.sayf("not at rest after %s", p.o.Limit)
@@ -274,7 +278,6 @@ func (p *play) count(ctx context.Context) error {
 		return err
 	}
 	p.report.after(after, p.sale.Ledger(), p.expectedOrphans())
-	p.report.Sale, p.report.Consumers = p.sale.Tally(), p.events()
 	p.report.counters(s.daemon.counters())
 	if p.saleErr != nil {
 		p.report.Notes = append(p.report.Notes, "failed calls of the gateway on the way: "+p.saleErr.Error())

@@ -24,6 +24,7 @@ type screen struct {
 
 	mu    sync.Mutex
 	drawn int // lines of the picture on the terminal
+	draws int
 	parts []byte
 }
 
@@ -37,9 +38,13 @@ func newScreen(o Options) *screen {
 
 // picture is the state of things at one moment.
 type picture struct {
-	line  string   // all of it in one line
-	block []string // the same for a terminal
+	line   string // in short
+	title  string // of the block on a terminal
+	detail []string
 }
+
+// detailEvery is how many short lines come between two with all details.
+const detailEvery = 5
 
 func (s *screen) phase(title string) {
 	s.mu.Lock()
@@ -85,15 +90,21 @@ func (s *screen) draw(p picture) {
 	clock := fmt.Sprintf("%02d:%02d", int(at.Minutes()), int(at.Seconds())%60)
 	if !s.terminal {
 		s.printf("  %s  %s\n", clock, p.line)
+		if s.draws++; s.draws%detailEvery == 0 {
+			for _, line := range p.detail {
+				s.printf("         %s\n", line)
+			}
+		}
 		return
 	}
 	if s.drawn > 0 {
 		s.printf("\x1b[%dA\x1b[J", s.drawn) // up, and clear to the end
 	}
-	for _, line := range p.block {
+	block := append([]string{clock + "  " + p.title}, p.detail...)
+	for _, line := range block {
 		s.printf("  %s\n", line)
 	}
-	s.drawn = len(p.block)
+	s.drawn = len(block)
 }
 
 // keep leaves the picture where it is: what follows comes below it.
@@ -131,14 +142,15 @@ func (p *play) picture(s *State) picture {
 	}
 	requests := fmt.Sprintf("requests %d/%d, accepted %d", tally.Requests, p.o.Users, tally.Accepted)
 	open := fmt.Sprintf("undecided %d, waiting for a person %d", s.Open(), orphans)
-	pic := picture{line: strings.Join([]string{requests, open, strings.Join(statuses, " "), "rows " + strings.Join(shown, " ")}, " | ")}
-	pic.block = append(pic.block,
-		requests+"  "+bar(tally.Requests, p.o.Users),
-		open,
-		strings.Join(statuses, "  "),
-		"decisions of the daemon by row: "+strings.Join(shown, "  "),
-		"undecided by fault: "+p.openByFault(s))
-	return pic
+	return picture{
+		line:  requests + " | " + open,
+		title: requests + "  " + bar(tally.Requests, p.o.Users) + "  " + open,
+		detail: []string{
+			"by status:  " + strings.Join(statuses, "  "),
+			"undecided, by fault:  " + p.openByFault(s),
+			"the daemon's decisions, by row:  " + strings.Join(shown, "  "),
+		},
+	}
 }
 
 const barWidth = 30
