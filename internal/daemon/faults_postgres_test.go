@@ -20,7 +20,7 @@ import (
 // gets its lease again and finishes.
 func TestSlowPostgresAway(t *testing.T) {
 	stack := stacktest.Own(t, devstack.Options{Redis: true, Postgres: true, Brokers: 1})
-	server := stack.Postgres()
+	server, program := stack.Postgres(), binary(t)
 	for name, fault := range map[string]struct {
 		begin func() error
 		end   func() error
@@ -51,6 +51,9 @@ func TestSlowPostgresAway(t *testing.T) {
 			before, stock := s.statuses(byKind), s.stock()
 			daemon.awaitLog(1, logLost)
 			t.Logf("all work had stopped %s after the fault", daemon.log.when(logLost)[0].Sub(began).Round(time.Millisecond))
+			if status := s.start(program, "run", "--once", "--mode", "act").wait(time.Minute); status != 3 {
+				t.Errorf("run --once: exit status %d, want 3", status)
+			}
 			time.Sleep(2 * ttl) // everything is due by then
 			if diff := cmp.Diff(before, s.statuses(byKind)); diff != "" {
 				t.Errorf("statuses moved without PostgreSQL: %s", diff)
@@ -98,7 +101,7 @@ func TestSlowStopWhilePostgresHangs(t *testing.T) {
 // PostgreSQL crashes again and again in the middle of releases, so that nobody
 // knows which fences were committed.
 func TestSlowPostgresCrashesDuringReleases(t *testing.T) {
-	const crashes, due = 8, 200
+	const crashes, due = 8, 400
 	stack := stacktest.Own(t, devstack.Options{Redis: true, Postgres: true, Brokers: 1})
 	s := newSale(t, stack, hurried, func(c *config.Config) { c.Fencer.Batch, c.Compensator.Batch = 4, 4 })
 	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
@@ -108,13 +111,21 @@ func TestSlowPostgresCrashesDuringReleases(t *testing.T) {
 		s.lost()
 	}
 	daemon := s.serve()
+	midway := 0
 	for i := range crashes {
 		daemon.awaitLog(i+1, logHolding)
-		time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
+		time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
 		if err := stack.Postgres().Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("crash %d: %d released", i+1, s.stock()[3])
+		released := s.stock()[3]
+		t.Logf("crash %d: %d released", i+1, released)
+		if released > 0 && released < due {
+			midway++
+		}
+	}
+	if midway == 0 {
+		t.Error("no crash came in the middle of the releases")
 	}
 	s.settles(2 * time.Minute)
 	if stock := s.stock(); stock[3] != due {
