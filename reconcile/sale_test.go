@@ -40,30 +40,30 @@ const initial = 1000 // units of each bucket
 
 // newSale opens a sale over some buckets on the Redis servers named and the
 // stack's PostgreSQL.
-func newSale(t testing.TB, stack *devstack.Stack, redisAddrs []string, buckets int64) *sale {
-	t.Helper()
-	clients, err := redisstore.Open(t.Context(), config.Redis{
+func newSale(tb testing.TB, stack *devstack.Stack, redisAddrs []string, buckets int64) *sale {
+	tb.Helper()
+	clients, err := redisstore.Open(tb.Context(), config.Redis{
 		Addrs: redisAddrs, Mode: config.RedisAuto, DialTimeout: time.Second, CommandTimeout: 5 * time.Second, PoolSize: 4,
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = clients.Close() })
-	s := &sale{t: t, redis: clients.Reading}
+	tb.Cleanup(func() { _ = clients.Close() })
+	s := &sale{t: tb, redis: clients.Reading}
 	if s.stocks, err = redisstore.New(clients, 5*time.Second); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	url := stacktest.Database(t, stack)
-	s.orders, err = pgstore.Open(t.Context(), pgstore.Config{URL: stacktest.LoginURL(t, stack, url, "seckill_daemon")})
+	url := stacktest.Database(tb, stack)
+	s.orders, err = pgstore.Open(tb.Context(), pgstore.Config{URL: stacktest.LoginURL(tb, stack, url, "seckill_daemon")})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(s.orders.Close)
-	if s.db, err = pgxpool.New(t.Context(), url); err != nil {
-		t.Fatal(err)
+	tb.Cleanup(s.orders.Close)
+	if s.db, err = pgxpool.New(tb.Context(), url); err != nil {
+		tb.Fatal(err)
 	}
-	t.Cleanup(s.db.Close)
-	scope := stacktest.Scope(t)
+	tb.Cleanup(s.db.Close)
+	scope := stacktest.Scope(tb)
 	for scope.Bucket = range buckets {
 		s.scopes = append(s.scopes, scope)
 	}
