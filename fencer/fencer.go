@@ -57,7 +57,7 @@ func (f *Fencer) Pass(ctx context.Context) (*pass.Tally, error) {
 	if err != nil {
 		return tally, err
 	}
-	f.walk.Index = reservation.ReservationExpiry
+	f.walk.Index, f.walk.Held = reservation.ReservationExpiry, f.Scopes.Held
 	f.walk.Each(ctx, f.Pager, scopes, f.Limits, tally, func(ctx context.Context, pages []reservation.Page) {
 		f.settle(ctx, f.Inputs(ctx, pages, tally), tally)
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/seckill/reconciler/internal/pass"
@@ -47,6 +48,7 @@ func (e *NotReadyError) Unwrap() error { return e.Err }
 
 // ClaimStore is what the gate asks PostgreSQL.
 type ClaimStore interface {
+	pass.Claims
 	// ReadyToRelease reports a *[NotReadyError] unless the fence trigger is in
 	// place and enabled on every order table, and this is the PostgreSQL of the
 	// passes before, with nothing undone.
@@ -64,17 +66,34 @@ type ReleaseUse struct {
 	Halted bool  // a release_storm task is open
 }
 
-// Stock reads how many units scopes have reserved.
+// Stock reads how many units scopes have reserved, one reading for each.
 type Stock interface {
-	Reserved(ctx context.Context, scopes []reservation.Scope) (map[reservation.Scope]int64, error)
+	Reserved(ctx context.Context, scopes []reservation.Scope) []Reserved
 }
+
+// Reserved is how many units a scope has reserved, or why that is not known.
+type Reserved struct {
+	Units int64
+	Err   error
+	// Broken: Redis answered, and what it holds is no stock. No retry helps.
+	Broken bool
+}
+
+// TaskInvariantBroken asks a person about a scope whose stock is not one.
+const TaskInvariantBroken = "invariant_broken"
 
 // Gate is the only way to a fence: it holds back what max_release or a halt
 // forbids, and fences the rest.
 type Gate struct {
 	Claims ClaimStore
 	Stock  Stock
+	Tasks  pass.Tasks
 	Max    MaxRelease
+
+	// One call counts and fences at a time: fencer and compensator share the
+	// budget. Instances beside each other, which the lease keeps from working,
+	// could each count before the other fences.
+	mu sync.Mutex
 }
 
 // Ready says whether anything may be released now, fenced before or not.
@@ -89,9 +108,10 @@ type Fenced struct {
 }
 
 // Fence fences the cases, as far as each scope's budget goes. The budget is
-// counted from PostgreSQL right before, so a restart or a second instance
-// gives no new one.
+// counted from PostgreSQL right before, so a restart gives no new one.
 func (g *Gate) Fence(ctx context.Context, cases []pass.Case, tally *pass.Tally) Fenced {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	var fenced Fenced
 	admitted, err := g.admit(ctx, cases, &fenced, tally)
 	if err != nil {
@@ -125,28 +145,79 @@ func (g *Gate) admit(ctx context.Context, cases []pass.Case, fenced *Fenced, tal
 	if err != nil {
 		return nil, fmt.Errorf("read how much was released lately: %w", err)
 	}
-	reserved, err := g.Stock.Reserved(ctx, scopes)
-	if err != nil {
-		return nil, fmt.Errorf("read how much is reserved: %w", err)
-	}
-	left := map[reservation.Scope]int64{}
-	for _, s := range scopes {
-		if !use[s].Halted {
-			left[s] = g.Max.allows(reserved[s], use[s].Fenced) - use[s].Fenced
-		}
-	}
-	var admitted []pass.Case
+	left := g.budgets(ctx, scopes, use, tally)
+	var admitted, beyond []pass.Case
 	for _, c := range cases {
 		s := c.Member().Scope
-		if left[s] > 0 {
+		budget, known := left[s]
+		switch {
+		case !known:
+			fenced.Unknown = append(fenced.Unknown, c)
+		case budget > 0:
 			left[s]--
 			admitted = append(admitted, c)
-			continue
+		default:
+			beyond = append(beyond, c)
 		}
-		fenced.Halted = append(fenced.Halted, c)
-		tally.Task(s, TaskReleaseStorm, "max_release", c.Member().ID)
 	}
+	g.halt(ctx, beyond, use, fenced, tally)
 	return admitted, nil
+}
+
+// halt holds back what is beyond the budgets, and opens the task that is the
+// halt. Reservations that were decided since their evidence was read need no
+// fence, and so no budget: another worker or instance was faster.
+func (g *Gate) halt(ctx context.Context, beyond []pass.Case, use map[reservation.Scope]ReleaseUse, fenced *Fenced, tally *pass.Tally) {
+	if len(beyond) == 0 {
+		return
+	}
+	ids := make([]string, len(beyond))
+	for i, c := range beyond {
+		ids[i] = c.Member().ID
+	}
+	orders := pass.ReadOrders(ctx, g.Claims, ids, tally)
+	storm := pass.NewTally()
+	for _, c := range beyond {
+		s := c.Member().Scope
+		switch state := orders.Of(c.Member()).State; {
+		case state == reservation.OrderUnknown:
+			fenced.Unknown = append(fenced.Unknown, c)
+		case state == reservation.OrderFenced:
+			fenced.Won = append(fenced.Won, c)
+		case state != reservation.OrderNone:
+			fenced.Lost = append(fenced.Lost, c)
+		default:
+			fenced.Halted = append(fenced.Halted, c)
+			if !use[s].Halted {
+				storm.Task(s, TaskReleaseStorm, "max_release", c.Member().ID)
+			}
+		}
+	}
+	// It is written before anything else happens, and not at the pass's end: a
+	// person may have lifted it by then.
+	pass.Finish(ctx, g.Tasks, storm)
+	tally.Failed(storm.Err())
+}
+
+// budgets is how many fences each scope has left; a scope whose stock cannot
+// be read has none and is not in it, and holds up no other.
+func (g *Gate) budgets(ctx context.Context, scopes []reservation.Scope, use map[reservation.Scope]ReleaseUse, tally *pass.Tally) map[reservation.Scope]int64 {
+	left := map[reservation.Scope]int64{}
+	for i, reserved := range g.Stock.Reserved(ctx, scopes) {
+		s := scopes[i]
+		switch {
+		case use[s].Halted:
+			left[s] = 0
+		case reserved.Err != nil:
+			tally.Failed(fmt.Errorf("how much %s has reserved: %w", s, reserved.Err))
+			if reserved.Broken {
+				tally.Task(s, TaskInvariantBroken, "stock_unreadable", "")
+			}
+		default:
+			left[s] = g.Max.allows(reserved.Units, use[s].Fenced) - use[s].Fenced
+		}
+	}
+	return left
 }
 
 func (g *Gate) fence(ctx context.Context, reason string, cases []pass.Case, fenced *Fenced, tally *pass.Tally) {

@@ -33,13 +33,19 @@ func TestMaxReleaseAllows(t *testing.T) {
 // arithmetic is tested here; the fence itself against real servers elsewhere.
 type ledger struct {
 	use      map[reservation.Scope]ReleaseUse
-	reserved map[reservation.Scope]int64
+	reserved map[reservation.Scope]int64 // absent: not readable
+	reports  []reservation.TaskReport
+	records  map[string]reservation.Record
 	results  map[string]reservation.FenceResult
 	asked    map[string][]string // ids by reason
 	err      error
 }
 
 func (l *ledger) ReadyToRelease(context.Context) error { return nil }
+
+func (l *ledger) Records(context.Context, []string) (map[string]reservation.Record, error) {
+	return l.records, nil
+}
 
 func (l *ledger) Fence(_ context.Context, reason string, requests []reservation.FenceRequest) ([]reservation.FenceResult, error) {
 	var results []reservation.FenceResult
@@ -59,11 +65,25 @@ func (l *ledger) ReleaseUse(context.Context, []reservation.Scope, time.Duration)
 	return l.use, nil
 }
 
-func (l *ledger) Reserved(context.Context, []reservation.Scope) (map[reservation.Scope]int64, error) {
-	if l.reserved == nil {
-		return nil, errors.New("unreachable")
+func (l *ledger) Reserved(_ context.Context, scopes []reservation.Scope) []Reserved {
+	readings := make([]Reserved, len(scopes))
+	for i, s := range scopes {
+		units, ok := l.reserved[s]
+		readings[i] = Reserved{Units: units}
+		if !ok {
+			readings[i] = Reserved{Err: errors.New("not a stock"), Broken: true}
+		}
 	}
-	return l.reserved, nil
+	return readings
+}
+
+func (l *ledger) ReportTasks(_ context.Context, reports []reservation.TaskReport) error {
+	l.reports = append(l.reports, reports...)
+	return nil
+}
+
+func (l *ledger) gate() *Gate {
+	return &Gate{Claims: l, Stock: l, Tasks: l, Max: MaxRelease{Percent: 5, Min: 20}}
 }
 
 var (
@@ -98,12 +118,50 @@ func TestGateHoldsBackWhatExceedsTheBudget(t *testing.T) {
 	all := append(append([]pass.Case(nil), a...), b...)
 	l.results = won(all...)
 	tally := pass.NewTally()
-	got := (&Gate{Claims: l, Stock: l, Max: MaxRelease{Percent: 5, Min: 20}}).Fence(t.Context(), all, tally)
+	got := l.gate().Fence(t.Context(), all, tally)
 	if len(got.Won) != 8 || len(got.Halted) != 2 || len(got.Unknown)+len(got.Lost) != 0 {
 		t.Errorf("won %d, halted %d, unknown %d, lost %d; want 3 of 20 left and 5 of the other scope, 2 halted",
 			len(got.Won), len(got.Halted), len(got.Unknown), len(got.Lost))
 	}
 	want := []reservation.TaskReport{{Kind: TaskReleaseStorm, Scope: scopeA.Tag(), Cause: "max_release", Count: 2, Sample: []string{a[3].Member().ID, a[4].Member().ID}}}
+	if diff := cmp.Diff(want, l.reports); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What somebody else decided since its evidence was read is no storm.
+func TestGateNeedsNoBudgetForWhatIsDecided(t *testing.T) {
+	all := cases(scopeA, "lost", 3)
+	l := &ledger{
+		use:      map[reservation.Scope]ReleaseUse{scopeA: {Fenced: 20}},
+		reserved: map[reservation.Scope]int64{scopeA: 10},
+		asked:    map[string][]string{},
+		records: map[string]reservation.Record{
+			all[0].Member().ID: {Claim: &reservation.Claim{Outcome: reservation.OutcomeFenced}},
+			all[1].Member().ID: {Claim: &reservation.Claim{Outcome: reservation.OutcomeRejected}},
+		},
+	}
+	got := l.gate().Fence(t.Context(), all, pass.NewTally())
+	if len(got.Won) != 1 || len(got.Lost) != 1 || len(got.Halted) != 1 || len(l.reports) != 1 || l.reports[0].Count != 1 {
+		t.Errorf("won %d, lost %d, halted %d, reports %v; want one each, and one report of one", len(got.Won), len(got.Lost), len(got.Halted), l.reports)
+	}
+}
+
+// One scope whose stock is no stock holds up no other one.
+func TestGateIsolatesABrokenStock(t *testing.T) {
+	l := &ledger{
+		use:      map[reservation.Scope]ReleaseUse{},
+		reserved: map[reservation.Scope]int64{scopeB: 10},
+		asked:    map[string][]string{},
+	}
+	a, b := cases(scopeA, "lost", 2), cases(scopeB, "lost", 2)
+	l.results = won(append(append([]pass.Case(nil), a...), b...)...)
+	tally := pass.NewTally()
+	got := l.gate().Fence(t.Context(), append(a, b...), tally)
+	if len(got.Won) != 2 || len(got.Unknown) != 2 || got.Won[0].Member().Scope != scopeB {
+		t.Errorf("won %d, unknown %d; want the 2 of the good scope and the 2 of the broken one", len(got.Won), len(got.Unknown))
+	}
+	want := []reservation.TaskReport{{Kind: TaskInvariantBroken, Scope: scopeA.Tag(), Cause: "stock_unreadable", Count: 1}}
 	if diff := cmp.Diff(want, tally.Tasks()); diff != "" {
 		t.Error(diff)
 	}
@@ -115,9 +173,15 @@ func TestGateHalts(t *testing.T) {
 		reserved: map[reservation.Scope]int64{scopeA: 1_000_000},
 		asked:    map[string][]string{},
 	}
-	got := (&Gate{Claims: l, Stock: l, Max: MaxRelease{Percent: 50, Min: 20}}).Fence(t.Context(), cases(scopeA, "lost", 3), pass.NewTally())
+	tally := pass.NewTally()
+	got := l.gate().Fence(t.Context(), cases(scopeA, "lost", 3), tally)
 	if len(got.Halted) != 3 || len(l.asked) != 0 {
 		t.Errorf("halted %d, fenced %v; want all 3 halted", len(got.Halted), l.asked)
+	}
+	// Reporting what is halted already would set the halt again that a person
+	// lifts while the pass is under way.
+	if len(l.reports)+len(tally.Tasks()) != 0 {
+		t.Errorf("reported %v %v", l.reports, tally.Tasks())
 	}
 }
 
@@ -125,13 +189,13 @@ func TestGateHalts(t *testing.T) {
 func TestGateKnowsNothingWithoutItsSources(t *testing.T) {
 	sources := map[string]*ledger{
 		"claims unreachable": {reserved: map[reservation.Scope]int64{scopeA: 100}, asked: map[string][]string{}},
-		"stock unreachable":  {use: map[reservation.Scope]ReleaseUse{}, asked: map[string][]string{}},
-		"fence failed":       {use: map[reservation.Scope]ReleaseUse{}, reserved: map[reservation.Scope]int64{}, asked: map[string][]string{}, err: errors.New("connection lost")},
-		"fence left one out": {use: map[reservation.Scope]ReleaseUse{}, reserved: map[reservation.Scope]int64{}, asked: map[string][]string{}},
+		"stock unreadable":   {use: map[reservation.Scope]ReleaseUse{}, asked: map[string][]string{}},
+		"fence failed":       {use: map[reservation.Scope]ReleaseUse{}, reserved: map[reservation.Scope]int64{scopeA: 0}, asked: map[string][]string{}, err: errors.New("connection lost")},
+		"fence left one out": {use: map[reservation.Scope]ReleaseUse{}, reserved: map[reservation.Scope]int64{scopeA: 0}, asked: map[string][]string{}},
 	}
 	for name, l := range sources {
 		tally := pass.NewTally()
-		got := (&Gate{Claims: l, Stock: l, Max: MaxRelease{Percent: 5, Min: 20}}).Fence(t.Context(), cases(scopeA, "lost", 2), tally)
+		got := l.gate().Fence(t.Context(), cases(scopeA, "lost", 2), tally)
 		if len(got.Unknown) != 2 || len(got.Won)+len(got.Lost)+len(got.Halted) != 0 {
 			t.Errorf("%s: %d unknown of 2", name, len(got.Unknown))
 		}
@@ -142,13 +206,13 @@ func TestGateKnowsNothingWithoutItsSources(t *testing.T) {
 }
 
 func TestGateSortsByOutcome(t *testing.T) {
-	l := &ledger{use: map[reservation.Scope]ReleaseUse{}, reserved: map[reservation.Scope]int64{}, asked: map[string][]string{}}
+	l := &ledger{use: map[reservation.Scope]ReleaseUse{}, reserved: map[reservation.Scope]int64{scopeA: 0}, asked: map[string][]string{}}
 	all := append(cases(scopeA, "lost", 3), cases(scopeA, "dead_letter", 1)...)
 	l.results = won(all[0], all[3])
 	l.results[all[1].Member().ID] = reservation.FenceResult{ID: all[1].Member().ID, Known: true, Outcome: reservation.OutcomeOrder, OrderID: "o"}
 	// Fenced by an earlier run that did not get to compensate.
 	l.results[all[2].Member().ID] = reservation.FenceResult{ID: all[2].Member().ID, Known: true, Outcome: reservation.OutcomeFenced}
-	got := (&Gate{Claims: l, Stock: l, Max: MaxRelease{Percent: 5, Min: 20}}).Fence(t.Context(), all, pass.NewTally())
+	got := l.gate().Fence(t.Context(), all, pass.NewTally())
 	if len(got.Won) != 3 || len(got.Lost) != 1 || got.Lost[0].Member().ID != all[1].Member().ID {
 		t.Errorf("won %d, lost %d; want 3 and 1", len(got.Won), len(got.Lost))
 	}

@@ -85,9 +85,9 @@ func Decide(in Input) Action {
 	m, r := in.Member, in.Member.Reservation
 	switch {
 	case m.Missing:
-		return in.wait(RowOrphan, "hash_missing", &Task{TaskOrphanMember, "hash_missing"})
+		return in.waitLong(RowOrphan, "hash_missing", &Task{TaskOrphanMember, "hash_missing"})
 	case m.Malformed != nil:
-		return in.wait(0, m.Malformed.Cause, &Task{TaskMalformed, m.Malformed.Error()})
+		return in.waitLong(0, m.Malformed.Cause, &Task{TaskMalformed, m.Malformed.Error()})
 	case r.Status.Terminal():
 		return in.act(1, VerbUnindex, nil, "decided")
 	case in.Orders.State == OrderContradictory:
@@ -144,9 +144,7 @@ func (in Input) decideUnsent() Action {
 		return in.decideByMessage(true)
 	}
 	if in.Refusals >= in.Policy.MaxRefusals {
-		a := in.wait(9, "send_refused", &Task{TaskSendRefused, "message_refused"})
-		a.DeferMS = in.after(in.Policy.BackoffMax)
-		return a
+		return in.waitLong(9, "send_refused", &Task{TaskSendRefused, "message_refused"})
 	}
 	graceEndsMS := r.ReservedAtMS + in.Policy.SendGrace.Milliseconds()
 	if r.Status == StatusReserved && in.NowMS < graceEndsMS {
@@ -217,7 +215,7 @@ func (in Input) decideAbsent(unsent bool) Action {
 	case in.Policy.LostMessage != LostMessageResend || in.Member.Reservation.ResendCount >= in.Policy.MaxResends:
 		return in.act(12, VerbRelease, releasePath(), "message_lost")
 	case in.Refusals >= in.Policy.MaxRefusals:
-		return in.wait(12, "send_refused", &Task{TaskSendRefused, "message_refused"})
+		return in.waitLong(12, "send_refused", &Task{TaskSendRefused, "message_refused"})
 	default:
 		return in.act(12, VerbResend, nil, "message_lost")
 	}
@@ -252,6 +250,14 @@ func (in Input) act(row int, verb Verb, path []Status, cause string) Action {
 
 func (in Input) wait(row int, cause string, task *Task) Action {
 	return Action{Row: row, Verb: VerbWait, Cause: cause, Task: task, DeferMS: in.backoff()}
+}
+
+// waitLong is a wait without a count in the hash to grow by: nothing but a
+// person changes what it waits for.
+func (in Input) waitLong(row int, cause string, task *Task) Action {
+	a := in.wait(row, cause, task)
+	a.DeferMS = in.after(in.Policy.BackoffMax)
+	return a
 }
 
 func (in Input) backoff() int64 {

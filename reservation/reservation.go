@@ -115,12 +115,21 @@ func (r Reservation) checkTexts(id string) *MalformedError {
 	if r.ID != id {
 		return &MalformedError{"id_mismatch", "reservation_id"}
 	}
+	// An id of other characters cannot be asked for in PostgreSQL, and would
+	// take the evidence of its whole page with it.
+	if ValidateID(id) != nil {
+		return &MalformedError{"invalid_id", "reservation_id"}
+	}
 	for _, required := range []struct{ field, value string }{
 		{"user_id", r.UserID}, {"request_id", r.RequestID}, {"message_id", r.MessageID},
 	} {
 		if required.value == "" {
 			return &MalformedError{"missing_field", required.field}
 		}
+	}
+	// The evidence of another reservation's message would say nothing of this one.
+	if r.MessageID != MessageID(id) {
+		return &MalformedError{"message_mismatch", "message_id"}
 	}
 	return nil
 }

@@ -71,6 +71,7 @@ func TestParseMalformed(t *testing.T) {
 		"user empty":                     {set("user_id", ""), "missing_field: user_id"},
 		"request absent":                 {unset("request_id"), "missing_field: request_id"},
 		"message absent":                 {unset("message_id"), "missing_field: message_id"},
+		"message of another":             {set("message_id", "reserve-order:r2:v1"), "message_mismatch: message_id"},
 		"number with sign":               {set("retry_count", "-1"), "not_a_number: retry_count"},
 		"number empty":                   {set("send_count", ""), "not_a_number: send_count"},
 		"number with a point":            {set("reserved_at_ms", "1.5"), "not_a_number: reserved_at_ms"},
@@ -104,6 +105,11 @@ func TestParseMalformed(t *testing.T) {
 				t.Error("a hash with fields counts as missing")
 			}
 		})
+	}
+	h := wellFormed()
+	h["reservation_id"], h["message_id"] = "r\xff", reservation.MessageID("r\xff")
+	if m := reservation.NewMember(testScope, "r\xff", h); m.Malformed == nil || m.Malformed.Cause != "invalid_id" {
+		t.Errorf("an id that PostgreSQL cannot encode: %+v, want invalid_id", m.Malformed)
 	}
 	if m := reservation.NewMember(testScope, "r1", nil); !m.Missing || m.Malformed != nil {
 		t.Errorf("an empty hash: %+v, want missing and not malformed", m)

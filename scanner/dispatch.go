@@ -3,6 +3,7 @@ package scanner
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/reservation"
@@ -25,29 +26,43 @@ type Dispatcher struct {
 	Effects pass.Effects
 	Sender  Sender
 	Actor   *pass.Actor
+	// RefusalsKept is how long a refusal counts: beyond it the message is tried
+	// again, since the broker's limit may have been raised meanwhile.
+	RefusalsKept time.Duration
 
 	mu       sync.Mutex
-	refusals map[string]int64
+	refusals map[string]refusal
+}
+
+// refusal is how often a message was refused, and when last.
+type refusal struct {
+	count int64
+	last  time.Time
 }
 
 // maxRefusalsKept bounds the memory of refused messages; beyond it counting
 // starts anew, which costs some more refused sends and nothing else.
 const maxRefusalsKept = 100_000
 
-// Refusals says how often the message itself was refused since the daemon started.
+// Refusals says how often the message itself was refused lately.
 func (d *Dispatcher) Refusals(id string) int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.refusals[id]
+	r, known := d.refusals[id]
+	if known && time.Since(r.last) >= d.RefusalsKept {
+		delete(d.refusals, id)
+		return 0
+	}
+	return r.count
 }
 
 func (d *Dispatcher) refused(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.refusals == nil || len(d.refusals) >= maxRefusalsKept {
-		d.refusals = map[string]int64{}
+		d.refusals = map[string]refusal{}
 	}
-	d.refusals[id]++
+	d.refusals[id] = refusal{d.refusals[id].count + 1, time.Now()}
 }
 
 // sent is a case whose send was recorded, with its result.

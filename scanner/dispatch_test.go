@@ -60,7 +60,7 @@ func newHall(t *testing.T) *hall {
 	}
 	h := &hall{t: t, store: store, scope: stacktest.Scope(t)}
 	h.broker = &broker{store: store, scope: h.scope, seen: map[string]reservation.Reservation{}}
-	h.dispatch = &scanner.Dispatcher{Effects: store, Sender: h.broker, Actor: &pass.Actor{Effects: store}}
+	h.dispatch = &scanner.Dispatcher{Effects: store, Sender: h.broker, Actor: &pass.Actor{Effects: store}, RefusalsKept: time.Minute}
 	now := time.Now().UnixMilli()
 	b := store.Writer().Batch()
 	b.Provision(h.scope, lua.ProvisionArgs{

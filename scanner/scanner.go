@@ -38,7 +38,7 @@ func (s *Scanner) Pass(ctx context.Context) (*pass.Tally, error) {
 		return tally, err
 	}
 	blocked := false // with RocketMQ away a pass is not spent on failing sends: one round tells
-	s.walk.Index = reservation.SendPending
+	s.walk.Index, s.walk.Held = reservation.SendPending, s.Scopes.Held
 	s.walk.Each(ctx, s.Pager, scopes, s.Limits, tally, func(ctx context.Context, pages []reservation.Page) {
 		blocked = !s.scan(ctx, pages, blocked, tally)
 	})

@@ -67,6 +67,7 @@ type statusView struct {
 	Looked     int            `json:"looked_at"`
 	Truncated  bool           `json:"truncated"`
 	Halts      []taskView     `json:"halts"`
+	NotReady   string         `json:"fence_not_ready"` // why the order fence holds releases back, or empty
 	OpenTasks  int            `json:"open_tasks"`
 	Jobs       []jobView      `json:"jobs"`
 	Incomplete []string       `json:"incomplete"`
@@ -90,7 +91,7 @@ type backlogView struct {
 
 func viewStatus(s daemon.Status) statusView {
 	v := statusView{
-		Schema: 1, Waiting: nonNil(s.Waiting), Looked: s.Looked, Truncated: s.Truncated, OpenTasks: len(s.Tasks),
+		Schema: 1, Waiting: nonNil(s.Waiting), Looked: s.Looked, Truncated: s.Truncated, OpenTasks: len(s.Tasks), NotReady: s.NotReady,
 		Incomplete: nonNil(s.Incomplete), Scopes: []backlogView{}, Halts: []taskView{}, Jobs: []jobView{},
 		Lease: leaseView{s.Lease.Held, s.Lease.Holder, orNull(s.Lease.AcquiredAt), orNull(s.Lease.HeartbeatAt)},
 	}
@@ -136,6 +137,14 @@ func printStatus(out *result, s daemon.Status) error {
 }
 
 func printHalts(out *result, v statusView) error {
+	if v.NotReady != "" {
+		if err := out.line("HALTED: %s", v.NotReady); err != nil {
+			return err
+		}
+	}
+	if len(v.Halts) == 0 && v.NotReady != "" {
+		return out.line("%d open tasks\n", v.OpenTasks)
+	}
 	if len(v.Halts) == 0 {
 		return out.line("nothing is halted; %d open tasks\n", v.OpenTasks)
 	}

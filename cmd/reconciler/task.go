@@ -147,8 +147,9 @@ func newTaskResolve(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resolve ID",
 		Short: "End a task: what it asked for is done",
-		Long: `Ends a task. If the task halts releases (release_storm, postgres_changed), they go
-on. If its cause is still there, the next pass opens another task.`,
+		Long: `Ends a task. If it is release_storm, the scope's releases go on with another budget. If
+the cause is still there, a later pass opens another task. postgres_changed does not end
+by hand: the claims that were lost have to be set again first.`,
 		Example: `  reconciler task resolve 12 --reason "consumer group corrected"`,
 		Args:    args("ID"),
 	}

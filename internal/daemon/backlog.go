@@ -39,8 +39,32 @@ func (d *Daemon) watchBacklog(ctx context.Context) (schedule.Result, error) {
 	}
 	d.metrics.SetSendPending(pending, pendingAge)
 	d.metrics.SetReservationExpired(due, dueAge)
+	halted, err := d.haltedScopes(ctx, len(scopes))
+	errs = append(errs, err)
+	d.metrics.SetHalted(JobCompensator, halted)
 	if !oldestStart.IsZero() {
 		errs = append(errs, d.Evidence.Forget(ctx, oldestStart.UnixMilli()))
 	}
 	return nil, errors.Join(errs...)
+}
+
+// haltedScopes is in how many scopes nothing is released now: those with a
+// release storm, or all of them.
+func (d *Daemon) haltedScopes(ctx context.Context, all int) (int, error) {
+	halts, err := d.Postgres.Halts(ctx)
+	if err != nil {
+		return 0, err
+	}
+	storms := 0
+	for _, task := range halts {
+		if task.Kind == pgstore.TaskPostgresChanged {
+			return all, nil
+		}
+		storms++
+	}
+	err = d.Postgres.FenceReady(ctx)
+	if _, missing := errors.AsType[*pgstore.FenceNotReadyError](err); missing {
+		return all, nil
+	}
+	return storms, err
 }

@@ -123,15 +123,18 @@ func (d *Daemon) openRocketMQ() (err error) {
 // assemble wires the workers to the adapters.
 func (d *Daemon) assemble() {
 	actor := &pass.Actor{Effects: d.Redis, Observe: d.observes}
-	claims := claims{Store: d.Postgres}
+	known := &identity{postgres: d.Postgres, redis: d.Redis, observes: d.observes, log: d.log}
+	claims := claims{Store: d.Postgres, identity: known}
 	policy := func() reservation.Policy { return d.cfg.Policy() }
-	live := scopes{d.Postgres, d.Redis}
+	live := scopes{d.Postgres, d.Redis, known}
 	m := d.cfg.Fencer.MaxRelease
 	gate := &fencer.Gate{
-		Claims: claims, Stock: d.Redis,
+		Claims: claims, Stock: stock{d.Redis}, Tasks: d.Postgres,
 		Max: fencer.MaxRelease{Percent: m.Percent, Min: m.Min, Window: m.Window},
 	}
-	d.dispatch = &scanner.Dispatcher{Effects: d.Redis, Sender: messageSender{d.sender}, Actor: actor}
+	d.dispatch = &scanner.Dispatcher{
+		Effects: d.Redis, Sender: messageSender{d.sender}, Actor: actor, RefusalsKept: policy().EscalateAfter,
+	}
 	d.scanner = &scanner.Scanner{
 		Actor: actor, Claims: claims, Dispatch: d.dispatch, Pager: d.Redis, Scopes: live, Tasks: d.Postgres,
 		Policy: policy, Limits: limits(d.cfg.Scanner.Pass),

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/seckill/reconciler/fencer"
 	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/redisstore"
@@ -18,17 +17,13 @@ type Status struct {
 	Lease      pgstore.LeaseHolder
 	Jobs       []pgstore.Job
 	Halts      []pgstore.Task // open tasks that hold back releases
+	NotReady   string         // why the order fence holds them back; empty: it does not
 	Tasks      []pgstore.Task // all open tasks
 	Backlogs   []redisstore.Backlog
 	Waiting    []pass.Counted // undecided reservations by row, verb and cause
 	Looked     int            // reservations that Waiting counts
 	Truncated  bool           // there are more than it looked at
 	Incomplete []string
-}
-
-// haltKinds are the tasks that hold back releases while they are open.
-var haltKinds = map[string]bool{
-	fencer.TaskReleaseStorm: true, fencer.TaskPostgresChanged: true, fencer.TaskFenceNotReady: true,
 }
 
 // Status reads the state of everything. It looks at no more than most
@@ -45,10 +40,11 @@ func (d *Daemon) Status(ctx context.Context, most int) (Status, error) {
 	if s.Tasks, err = d.Postgres.Tasks(ctx, pgstore.TaskFilter{States: pgstore.Unresolved}); err != nil {
 		return s, err
 	}
-	for _, task := range s.Tasks {
-		if haltKinds[task.Kind] {
-			s.Halts = append(s.Halts, task)
-		}
+	if s.Halts, err = d.Postgres.Halts(ctx); err != nil {
+		return s, err
+	}
+	if err = d.Postgres.FenceReady(ctx); err != nil {
+		s.NotReady = err.Error()
 	}
 	registered, err := d.Postgres.Scopes(ctx, pgstore.ScopeFilter{Live: true})
 	if err != nil {
@@ -121,17 +117,17 @@ func (d *Daemon) Explain(ctx context.Context, id string) (Explanation, error) {
 		return Explanation{}, err
 	}
 	e.Held = held
-	snapshot := d.Redis.Snapshots(ctx, []reservation.Scope{member.Scope})[0]
-	if snapshot.Err != nil {
-		return Explanation{}, snapshot.Err
+	now, err := d.Redis.Now(ctx, member.Scope)
+	if err != nil {
+		return Explanation{}, err
 	}
 	e.Input = reservation.Input{
-		Member: member, NowMS: snapshot.TimeMS, Policy: d.cfg.Policy(),
+		Member: member, NowMS: now, Policy: d.cfg.Policy(),
 		Orders: reservation.ClassifyOrders(member.Scope, member.Reservation.UserID, e.Record),
 	}
 	if member.Reservation.MessageID != "" {
 		query := member.Reservation.MessageQuery()
-		e.Messages = messageEvidence{d.Evidence}.Gather(ctx, snapshot.TimeMS, []reservation.MessageQuery{query})[query.MessageID]
+		e.Messages = messageEvidence{d.Evidence}.Gather(ctx, now, []reservation.MessageQuery{query})[query.MessageID]
 	}
 	e.Input.Messages = e.Messages
 	e.Action = reservation.Decide(e.Input)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/seckill/reconciler/fencer"
 	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/internal/schedule"
 )
@@ -55,7 +54,7 @@ func (d *Daemon) Once(ctx context.Context) Verdict {
 	var v Verdict
 	for _, w := range d.workers() {
 		tally, err := w.pass(ctx)
-		d.count(w.name, tally)
+		d.count(tally)
 		job := JobVerdict{Job: w.name, Counts: tally.Counts(), Rows: tally.ByRow(), Decisions: tally.Sorted()}
 		if err != nil {
 			job.Error = err.Error()
@@ -70,23 +69,16 @@ func (d *Daemon) Once(ctx context.Context) Verdict {
 func (d *Daemon) job(w worker) func(context.Context) (schedule.Result, error) {
 	return func(ctx context.Context) (schedule.Result, error) {
 		tally, err := w.pass(ctx)
-		d.count(w.name, tally)
+		d.count(tally)
 		return schedule.Result(tally.Counts()), err
 	}
 }
 
 // count exports what a pass decided.
-func (d *Daemon) count(job string, tally *pass.Tally) {
+func (d *Daemon) count(tally *pass.Tally) {
 	for decision, n := range tally.Decisions {
 		d.metrics.Decided(pass.RowName(decision.Row), string(decision.Verb), n)
 	}
-	halted := 0
-	for _, task := range tally.Tasks() {
-		if task.Kind == fencer.TaskReleaseStorm {
-			halted++
-		}
-	}
-	d.metrics.SetHalted(job, halted)
 }
 
 // errIncomplete ends a command with the status of incomplete evidence.

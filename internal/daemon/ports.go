@@ -10,6 +10,7 @@ import (
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/redisstore"
 	"github.com/seckill/reconciler/internal/rocketmq"
+	"github.com/seckill/reconciler/lua"
 	"github.com/seckill/reconciler/reservation"
 )
 
@@ -17,13 +18,19 @@ import (
 type scopes struct {
 	registry *pgstore.Store
 	redis    *redisstore.Store
+	identity *identity
 }
 
 // Workable is part of [pass.Scopes]. CLOSED versions are workable until their
 // retention (protocol §4). A scope that was never confirmed, or whose retention
 // has passed by the clock of its own node, is not missing: it is left out. One
-// whose node does not answer is in the list, so that reading it says why.
+// whose node does not answer is in the list, so that reading it says why. It
+// is the first call of every pass, and compares PostgreSQL's identity with the
+// last one's (protocol §1).
 func (s scopes) Workable(ctx context.Context) (pass.Workable, error) {
+	if _, err := s.identity.check(ctx); err != nil {
+		return pass.Workable{}, err
+	}
 	registered, err := s.registry.Scopes(ctx, pgstore.ScopeFilter{Live: true, NotHeld: true})
 	if err != nil {
 		return pass.Workable{}, err
@@ -44,22 +51,55 @@ func (s scopes) Workable(ctx context.Context) (pass.Workable, error) {
 	return w, nil
 }
 
+// Held is part of [pass.Scopes].
+func (s scopes) Held(ctx context.Context) (map[reservation.Scope]bool, error) {
+	held, err := s.registry.HeldScopes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[reservation.Scope]bool, len(held))
+	for _, scope := range held {
+		names[scope] = true
+	}
+	return names, nil
+}
+
+// stock is the scopes' reserved units as the gate asks for them.
+type stock struct{ redis *redisstore.Store }
+
+// Reserved is part of [fencer.Stock].
+func (s stock) Reserved(ctx context.Context, scopes []reservation.Scope) []fencer.Reserved {
+	reserved := make([]fencer.Reserved, len(scopes))
+	for i, snapshot := range s.redis.Snapshots(ctx, scopes) {
+		r := fencer.Reserved{Units: snapshot.Reserved, Err: snapshot.Err}
+		if r.Err == nil && !snapshot.Configured() {
+			r.Err = redisstore.ErrNoStock
+		}
+		r.Broken = errors.Is(r.Err, redisstore.ErrNoStock) || r.Err != nil && lua.Classify(r.Err) == lua.ClassData
+		reserved[i] = r
+	}
+	return reserved
+}
+
 // claims is PostgreSQL as the workers ask it.
-type claims struct{ *pgstore.Store }
+type claims struct {
+	*pgstore.Store
+	identity *identity
+}
 
 // ReadyToRelease is part of [fencer.ClaimStore].
 func (c claims) ReadyToRelease(ctx context.Context) error {
 	if err := c.FenceReady(ctx); err != nil {
 		return notReady(err)
 	}
-	identity, err := c.CheckIdentity(ctx)
+	halted, err := c.identity.check(ctx)
 	if err != nil {
 		return err
 	}
-	if identity.Halted {
+	if halted {
 		return &fencer.NotReadyError{
 			Kind: fencer.TaskPostgresChanged,
-			Err:  errors.New("PostgreSQL is another one, or went back in time; releases wait until the task is resolved"),
+			Err:  errors.New("PostgreSQL is another one, or went back in time: claims may be lost that Redis shows the effects of"),
 		}
 	}
 	return nil

@@ -310,7 +310,15 @@ func (m *Manager) Import(ctx context.Context, activityID, skuID string, number, 
 	if buckets < 1 || buckets > maxBuckets {
 		return fmt.Errorf("buckets: %d is not in [1, %d]", buckets, maxBuckets)
 	}
-	scopes := Spec{ActivityID: activityID, SKUID: skuID, Version: number, Buckets: buckets}.Scopes()
+	spec := Spec{ActivityID: activityID, SKUID: skuID, Version: number, Buckets: buckets + 1}
+	scopes := spec.Scopes()
+	scopes, beyond := scopes[:buckets], scopes[buckets]
+	switch s := m.Redis.Snapshots(ctx, []reservation.Scope{beyond})[0]; {
+	case s.Err != nil:
+		return s.Err
+	case s.State != "":
+		return fmt.Errorf("import: there is a bucket %d too: say by --buckets how many there are", buckets)
+	}
 	version := pgstore.Version{ActivityID: activityID, SKUID: skuID, Version: number, Buckets: buckets}
 	var found []pgstore.Bucket
 	for i, s := range m.Redis.Snapshots(ctx, scopes) {

@@ -252,6 +252,9 @@ func TestImport(t *testing.T) {
 	b := newBench(t)
 	b.spec = shop.spec
 	spec := b.spec
+	if err := b.Import(t.Context(), spec.ActivityID, spec.SKUID, spec.Version, 3, "test"); err == nil {
+		t.Error("3 of 4 buckets were imported: the units of the last would be nobody's")
+	}
 	if err := b.Import(t.Context(), spec.ActivityID, spec.SKUID, spec.Version, 4, "test"); err != nil {
 		t.Fatal(err)
 	}

@@ -45,22 +45,28 @@ func (a *Actor) Carry(ctx context.Context, cases []Case, tally *Tally) []Case {
 }
 
 // Defer moves the cases' scores forward, to where their decisions say, so that
-// a member that cannot be helped now never blocks those behind it.
+// a member that cannot be helped now never blocks those behind it. The hash
+// counts the wait, and the next one is longer. A member whose status is no
+// longer what was read is left as it is: the next pass decides it anew.
 func (a *Actor) Defer(ctx context.Context, cases []Case, tally *Tally) {
 	if a.Observe || len(cases) == 0 {
 		return
 	}
 	chains := make([][]reservation.Effect, len(cases))
 	for i, c := range cases {
-		e := c.Member().Defer(c.Index, c.Action.DeferMS)
-		if c.Action.Verb != reservation.VerbWait {
-			// Part of the effects may be in force: the status is not what was read.
-			e.Expected = reservation.ExpectAny
-		}
-		chains[i] = []reservation.Effect{e}
+		chains[i] = []reservation.Effect{c.Member().Defer(c.Index, c.Action.DeferMS)}
 	}
+	var unreadable [][]reservation.Effect
 	for i, applied := range a.Effects.Apply(ctx, chains) {
 		note(cases[i], applied, tally)
+		if e := applied[0].Effect; applied[0].Result == reservation.Refused && cases[i].Member().Missing {
+			// The hash is there and has no field of a reservation.
+			e.Expected = reservation.ExpectAny
+			unreadable = append(unreadable, []reservation.Effect{e})
+		}
+	}
+	if len(unreadable) > 0 {
+		a.Effects.Apply(ctx, unreadable)
 	}
 }
 
@@ -130,16 +136,23 @@ func note(c Case, applied []reservation.Applied, tally *Tally) bool {
 		// The member moved on meanwhile, or is gone: nothing to wait for.
 	case last.Result == reservation.Refused:
 		tally.Did(DoneRefused, 1)
-		if last.Effect.Op == reservation.OpCompensate && last.Code == codeInvariantViolation {
-			tally.Task(c.Member().Scope, "invariant_broken", "compensate", c.Member().ID)
-		}
+		noteRefusal(c.Member(), applied, tally)
 	}
 	return last.Done()
 }
 
-// codeInvariantViolation is compensate.lua's answer when the scope's stock
-// does not add up: giving a unit back would make it worse.
-const codeInvariantViolation = "INVARIANT_VIOLATION"
+// noteRefusal asks a person about refusals that no retry ends: stock that does
+// not add up, and ids that contradict those of PostgreSQL.
+func noteRefusal(m reservation.Member, applied []reservation.Applied, tally *Tally) {
+	for _, a := range applied {
+		switch a.Code {
+		case "INVARIANT_VIOLATION":
+			tally.Task(m.Scope, "invariant_broken", string(a.Effect.Op), m.ID)
+		case "ID_CONFLICT", "RESERVATION_ID_CONFLICT":
+			tally.Task(m.Scope, reservation.TaskMalformed, "id_conflict", m.ID)
+		}
+	}
+}
 
 func doneName(e reservation.Effect) string {
 	switch e.Op {

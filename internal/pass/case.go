@@ -68,6 +68,8 @@ func (e Evidence) Of(m reservation.Member) reservation.OrderEvidence {
 // Scopes lists the scopes that workers may touch.
 type Scopes interface {
 	Workable(ctx context.Context) (Workable, error)
+	// Held are the scopes that a person holds now: no worker changes them.
+	Held(ctx context.Context) (map[reservation.Scope]bool, error)
 }
 
 // Workable are the registered scopes that are not past their retention and not

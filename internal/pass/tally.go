@@ -34,9 +34,10 @@ const (
 	DoneSendUnknown  = "send_unknown"
 	DoneSendBlocked  = "send_blocked"
 	DoneSendRefused  = "send_refused"
-	DoneRefused      = "refused" // a script found another state than the decision rested on
-	DoneFailed       = "failed"  // a script that could not be run, or of unknown outcome
-	DoneHalted       = "halted"  // a release that max_release or another halt holds back
+	DoneRefused      = "refused"     // a script found another state than the decision rested on
+	DoneFailed       = "failed"      // a script that could not be run, or of unknown outcome
+	DoneHalted       = "halted"      // a release that max_release or another halt holds back
+	DoneNoticeLost   = "notice_lost" // a restock notice that no gateway got
 )
 
 // Tally is the counted result of a pass. It is not safe for concurrent use.

@@ -3,6 +3,7 @@ package pass
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/seckill/reconciler/reservation"
@@ -54,6 +55,9 @@ type Limits struct {
 type Walk struct {
 	Index reservation.Index
 	All   bool // walk every member, due or not
+	// Held is asked before every round, so that a hold takes effect within one:
+	// a pass may be long. Nil: nothing is held.
+	Held func(ctx context.Context) (map[reservation.Scope]bool, error)
 
 	cursors map[reservation.Scope]Cursor
 	turn    int // which scope comes first, when not all fit into a round
@@ -76,6 +80,9 @@ func (w *Walk) Each(ctx context.Context, pager Pager, scopes []reservation.Scope
 		}
 		if left <= 0 || time.Now().After(deadline) {
 			return
+		}
+		if open = w.notHeld(ctx, open, tally); len(open) == 0 {
+			break
 		}
 		requests := w.requests(open, min(limits.Batch, left))
 		var pages []reservation.Page
@@ -103,6 +110,20 @@ func (w *Walk) Each(ctx context.Context, pager Pager, scopes []reservation.Scope
 		open = append(append([]reservation.Scope(nil), rest...), more...)
 	}
 	tally.Complete = tally.Err() == nil
+}
+
+// notHeld drops the scopes that are held by now; all of them if that cannot be
+// told.
+func (w *Walk) notHeld(ctx context.Context, open []reservation.Scope, tally *Tally) []reservation.Scope {
+	if w.Held == nil {
+		return open
+	}
+	held, err := w.Held(ctx)
+	if err != nil {
+		tally.Failed(fmt.Errorf("which scopes are held: %w", err))
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(open), func(s reservation.Scope) bool { return held[s] })
 }
 
 // requests shares a round's members out evenly: with more scopes than members

@@ -66,11 +66,20 @@ func (s *Store) Fence(ctx context.Context, reason string, requests []reservation
 	return results, fenceError(err)
 }
 
+// maxHeld bounds how many held ids a page waits for, half a deadlock_timeout
+// each. A batch consumer that hangs holds all of its ids; those behind them are
+// not known either then, and asked for again later.
+const maxHeld = 8
+
 func (s *Store) fenceOneByOne(ctx context.Context, reason string, requests []reservation.FenceRequest) (map[string]reservation.FenceResult, error) {
 	known := make(map[string]reservation.FenceResult, len(requests))
+	held := 0
 	for _, r := range requests {
 		one, err := s.fencePage(ctx, reason, []reservation.FenceRequest{r})
 		if sqlState(err) == "55P03" {
+			if held++; held == maxHeld {
+				return known, nil
+			}
 			continue
 		}
 		if err != nil {

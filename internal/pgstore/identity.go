@@ -23,6 +23,28 @@ func (i Identity) String() string {
 	return fmt.Sprintf("system %d, timeline %d, WAL %X/%X", i.SystemIdentifier, i.Timeline, i.WALPosition>>32, uint32(i.WALPosition)) //nolint:gosec // the low half
 }
 
+// Encode is the identity as [ParseIdentity] reads it.
+func (i Identity) Encode() string {
+	return fmt.Sprintf("%d,%d,%d", i.SystemIdentifier, i.Timeline, i.WALPosition)
+}
+
+// ParseIdentity is the inverse of [Identity.Encode].
+func ParseIdentity(text string) (Identity, error) {
+	var i Identity
+	if n, err := fmt.Sscanf(text, "%d,%d,%d", &i.SystemIdentifier, &i.Timeline, &i.WALPosition); err != nil || n != 3 || i.Encode() != text {
+		return Identity{}, fmt.Errorf("%.80q is not an identity of PostgreSQL", text)
+	}
+	return i, nil
+}
+
+// ServerName names the server and the database: under it a sighting of the
+// server's identity can be kept elsewhere.
+func (s *Store) ServerName(ctx context.Context) (string, error) {
+	var name string
+	err := s.pool.QueryRow(ctx, `SELECT system_identifier || '/' || current_database() FROM pg_control_system()`).Scan(&name)
+	return name, failed("name the server", err)
+}
+
 // succeeds says why i is not the same server later on than before; "" if it is.
 func (i Identity) succeeds(before Identity) string {
 	switch {

@@ -77,11 +77,11 @@ func TestIdentityThatChanged(t *testing.T) {
 			if err != nil || len(halts) != 1 || halts[0].Kind != pgstore.TaskPostgresChanged || halts[0].Cause != want || len(halts[0].Sample) != 2 {
 				t.Fatalf("halts: %+v, %v", halts, err)
 			}
-			if err := store.ResolveTask(t.Context(), halts[0].ID, "ann", "fenced again"); err != nil {
-				t.Fatal(err)
+			if err := store.ResolveTask(t.Context(), halts[0].ID, "ann", "never mind"); !errors.Is(err, pgstore.ErrNotLiftedByHand) {
+				t.Errorf("lifted by hand: %v, want ErrNotLiftedByHand", err)
 			}
-			if check := checkIdentity(t, store); check.Changed != "" || check.Halted {
-				t.Errorf("lifted: %+v", check)
+			if check := checkIdentity(t, store); check.Changed != "" || !check.Halted {
+				t.Errorf("after it was to be lifted by hand: %+v, want the halt still", check)
 			}
 		})
 	}

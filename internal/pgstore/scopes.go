@@ -178,6 +178,15 @@ func (s *Store) Scopes(ctx context.Context, f ScopeFilter) ([]RegisteredScope, e
 		f.ActivityID, f.SKUID, f.Version, f.Bucket, append([]ScopeState{}, f.States...), f.Live, f.NotHeld)
 }
 
+// HeldScopes lists the scopes that a person holds.
+func (s *Store) HeldScopes(ctx context.Context) ([]reservation.Scope, error) {
+	return collect(ctx, s, "list the held scopes", func(row pgx.CollectableRow) (reservation.Scope, error) {
+		var scope reservation.Scope
+		err := row.Scan(&scope.ActivityID, &scope.SKUID, &scope.Version, &scope.Bucket)
+		return scope, err
+	}, `SELECT activity_id, sku_id, activity_version, bucket_id FROM seckill.scope WHERE held_at IS NOT NULL`)
+}
+
 // Scope is one registered scope, or [ErrNotFound].
 func (s *Store) Scope(ctx context.Context, scope reservation.Scope) (RegisteredScope, error) {
 	found, err := s.Scopes(ctx, ScopeFilter{

@@ -173,8 +173,15 @@ func scanTask(row pgx.CollectableRow) (Task, error) {
 	return t, err
 }
 
+// ErrNotLiftedByHand says that a postgres_changed task does not end by a
+// person's word: claims were lost, and with them the reason why units of
+// RELEASED reservations may be sold again. Releases go on once those have been
+// fenced again (protocol §1).
+var ErrNotLiftedByHand = errors.New("a changed PostgreSQL is not lifted by hand: first every RELEASED reservation of the live versions has to be fenced again")
+
 // ResolveTask ends a task, with actor and reason in it and in the audit trail.
-// It lifts the halt that the task is. [ErrNotFound]: no such task; a
+// It lifts the halt that the task is, but for [ErrNotLiftedByHand].
+// [ErrNotFound]: no such task; a
 // [*TaskDecidedError]: it is rejected or resolved already. Needs
 // seckill_operator by custom; the daemon's rights suffice.
 func (s *Store) ResolveTask(ctx context.Context, id int64, actor, reason string) error {
@@ -189,6 +196,9 @@ func (s *Store) ResolveTask(ctx context.Context, id int64, actor, reason string)
 		}
 		if err != nil {
 			return err
+		}
+		if t.Kind == TaskPostgresChanged {
+			return ErrNotLiftedByHand // and the transaction takes the change back
 		}
 		return addAudit(ctx, tx, AuditEntry{
 			Actor: actor, Action: "task_resolved", Scope: t.Scope, Subject: strconv.FormatInt(id, 10), Reason: reason,

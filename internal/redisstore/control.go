@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -37,6 +38,30 @@ func (s *Store) ScopeTimes(ctx context.Context, scope reservation.Scope) (Times,
 		}
 	}
 	return Times{numbers[0], numbers[1], numbers[2]}, nil
+}
+
+// sightingKept is how long a sighting of PostgreSQL outlives its last renewal.
+const sightingKept = 30 * 24 * time.Hour
+
+func sightingKey(server string) string { return "seckill:reconciler:postgres:" + server }
+
+// Sighting is what was last kept of the PostgreSQL server of that name; empty
+// if nothing was.
+func (s *Store) Sighting(ctx context.Context, server string) (string, error) {
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	text, err := s.reading.Get(bound, sightingKey(server)).Result()
+	if errors.Is(err, redis.Nil) {
+		return "", nil
+	}
+	return text, err
+}
+
+// SetSighting keeps what was seen of PostgreSQL outside of it.
+func (s *Store) SetSighting(ctx context.Context, server, sighting string) error {
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	return s.reading.Set(bound, sightingKey(server), sighting, sightingKept).Err()
 }
 
 // raiseVersion sets the key unless it holds a higher number already. The key

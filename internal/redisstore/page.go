@@ -98,6 +98,13 @@ func (s *Store) readTimes(ctx context.Context, replies []pass.PageReply) {
 	wg.Wait()
 }
 
+// Now is the time of the scope's own node, in milliseconds since 1970.
+func (s *Store) Now(ctx context.Context, scope reservation.Scope) (int64, error) {
+	reply := []pass.PageReply{{Page: reservation.Page{Scope: scope}}}
+	s.readTimes(ctx, reply)
+	return reply[0].NowMS, reply[0].Err
+}
+
 // node is the client of the master that holds the scope.
 func (s *Store) node(ctx context.Context, scope reservation.Scope) (*redis.Client, error) {
 	switch client := s.reading.(type) {

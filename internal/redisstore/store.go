@@ -85,23 +85,8 @@ func (s Snapshot) Configured() bool {
 	return s.State != "" && min(s.Initial, s.Available, s.Reserved) >= 0
 }
 
-// Reserved is the number of reserved units of each scope. It fails as a whole:
-// a limit must not be drawn from numbers that are half there.
-func (s *Store) Reserved(ctx context.Context, scopes []reservation.Scope) (map[reservation.Scope]int64, error) {
-	reserved := make(map[reservation.Scope]int64, len(scopes))
-	var errs []error
-	for i, snapshot := range s.Snapshots(ctx, scopes) {
-		switch {
-		case snapshot.Err != nil:
-			errs = append(errs, snapshot.Err)
-		case snapshot.Reserved == lua.Missing:
-			errs = append(errs, fmt.Errorf("stock of %s is missing or incomplete", scopes[i]))
-		default:
-			reserved[scopes[i]] = snapshot.Reserved
-		}
-	}
-	return reserved, errors.Join(errs...)
-}
+// ErrNoStock says that Redis holds no complete stock for a scope.
+var ErrNoStock = errors.New("stock is missing or incomplete")
 
 // PublishAvailable tells the gateways of the scopes that units are available
 // again (spec §5).

@@ -303,17 +303,20 @@ func TestApplyIsolatesCorruptData(t *testing.T) {
 	})
 }
 
-func TestReservedFailsAsAWhole(t *testing.T) {
-	onEveryRedis(t, 2, func(s sale) {
+func TestConfigured(t *testing.T) {
+	onEveryRedis(t, 3, func(s sale) {
 		t := s.t
-		s.reserve(s.scopes[0], 3)
-		got, err := s.store.Reserved(t.Context(), s.scopes)
-		if err != nil || got[s.scopes[0]] != 3 || got[s.scopes[1]] != 0 {
-			t.Errorf("reserved %v, %v", got, err)
-		}
 		s.do("hdel", s.scopes[1].StockKey(), "reserved")
-		if _, err := s.store.Reserved(t.Context(), s.scopes); err == nil {
-			t.Error("a missing number reads as 0")
+		s.do("hset", s.scopes[2].StockKey(), "available", "many")
+		snapshots := s.store.Snapshots(t.Context(), s.scopes)
+		if snapshots[0].Err != nil || !snapshots[0].Configured() {
+			t.Errorf("a complete scope: %+v", snapshots[0])
+		}
+		if snapshots[1].Err != nil || snapshots[1].Configured() {
+			t.Errorf("a missing number reads as one: %+v", snapshots[1])
+		}
+		if lua.Classify(snapshots[2].Err) != lua.ClassData {
+			t.Errorf("a corrupt number: %v, want wrong data", snapshots[2].Err)
 		}
 	})
 }

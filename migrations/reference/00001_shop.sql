@@ -26,6 +26,7 @@ CREATE TABLE shop.orders (
     status           text NOT NULL DEFAULT 'CREATED' CHECK (status IN ('CREATED', 'PAID', 'CANCELLED')),
     created_at       timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+CREATE INDEX orders_scope ON shop.orders (activity_id, sku_id, activity_version, bucket_id); -- reconciliation counts by it
 CREATE UNIQUE INDEX orders_one_active ON shop.orders (activity_id, sku_id, user_id) WHERE status <> 'CANCELLED';
 
 GRANT SELECT, INSERT, UPDATE ON shop.stock, shop.orders TO seckill_consumer;
