@@ -1,6 +1,7 @@
 package lua_test
 
 import (
+	"math"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -560,5 +561,13 @@ func TestSnapshot(t *testing.T) {
 		})
 		w.must(w.client.HDel(w.ctx(), stockKey(w), "released_total").Err())
 		sameText(w, "released_total", shot(w).ReleasedTotal, none)
+		// A score that no script writes counts as the nearest time.
+		odd := func(index reservation.Index, score float64) {
+			w.must(w.client.ZAdd(w.ctx(), w.scope.IndexKey(index), redis.Z{Score: score, Member: "odd"}).Err())
+		}
+		odd(reservation.SendPending, -1.5)
+		odd(reservation.ReservationExpiry, math.Inf(-1))
+		sameText(w, "negative score", shot(w).PendingOldestMS, 0)
+		sameText(w, "infinite score", shot(w).ExpiryOldestMS, 0)
 	})
 }

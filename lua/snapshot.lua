@@ -47,8 +47,10 @@ for i = 3, 4 do
   reply[at], reply[at + 1] = redis.call('ZCARD', KEYS[i]), ''
   local oldest = redis.call('ZRANGE', KEYS[i], 0, 0, 'WITHSCORES')
   if oldest[2] then
-    reply[at + 1] = num(string.format('%.0f', math.floor(tonumber(oldest[2]))))
-    if not reply[at + 1] then return wrong(KEYS[i]) end
+    -- One member with a score that no script writes must not hide the numbers of
+    -- its scope: it counts as the nearest time.
+    local score = tonumber(oldest[2]) or 0
+    reply[at + 1] = math.floor(math.max(0, math.min(score, 9007199254740991)))
   end
 end
 return reply

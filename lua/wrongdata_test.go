@@ -2,10 +2,7 @@ package lua_test
 
 import (
 	"errors"
-	"math"
 	"testing"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/seckill/reconciler/lua"
 	"github.com/seckill/reconciler/reservation"
@@ -231,11 +228,6 @@ func TestMoreWrongDataIsRefused(t *testing.T) {
 		all[s.script] = s
 	}
 	counted := func(field string) func(*world) { return resv(field, "9007199254740991") }
-	score := func(index reservation.Index, value float64) func(*world) {
-		return func(w *world) {
-			w.must(w.client.ZAdd(w.ctx(), w.scope.IndexKey(index), redis.Z{Score: value, Member: "odd"}).Err())
-		}
-	}
 	cases := []struct {
 		script, what string
 		spoil        func(*world)
@@ -246,8 +238,6 @@ func TestMoreWrongDataIsRefused(t *testing.T) {
 		{"record_send", "a full resend counter", counted("resend_count"), hashKey},
 		{"compensate", "a full counter", stock("released_total", "9007199254740991"), stockKey},
 		{"reindex", "an unknown status", resv("status", "NONSENSE"), hashKey},
-		{"snapshot", "a negative score", score(reservation.SendPending, -1), pendingKey},
-		{"snapshot", "an infinite score", score(reservation.ReservationExpiry, math.Inf(-1)), expiryKey},
 		{"restore", "a corrupted request field", func(w *world) { w.setHash(shardKey(w), fields{request: "0|r1"}) }, shardKey},
 	}
 	onEach(t, func(w *world) {
