@@ -61,7 +61,7 @@ const (
 	ttl         = 5 * time.Second  // of a reservation
 	markLate    = 8 * time.Second  // LateEnqueued
 	sendLate    = 10 * time.Second // Delayed
-	replayLate  = 25 * time.Second // Replayed
+	replayLate  = 40 * time.Second // Replayed: most of them are released by then
 	outageStart = 0.15             // share of the requests
 	outageTime  = 3 * time.Second  // and until the broker serves again: longer than a reservation lives
 	killPause   = time.Second      // before it is started again
