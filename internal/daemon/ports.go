@@ -189,6 +189,11 @@ func (q queueRegistry) Record(ctx context.Context, queues []rocketmq.ExpectedQue
 	return q.store.RecordQueues(ctx, seen)
 }
 
+// Forgotten is part of [rocketmq.QueueRegistry].
+func (q queueRegistry) Forgotten(ctx context.Context) ([]string, error) {
+	return q.store.ForgottenBrokers(ctx)
+}
+
 // Expected is part of [rocketmq.QueueRegistry].
 func (q queueRegistry) Expected(ctx context.Context, topic string) ([]rocketmq.ExpectedQueue, error) {
 	all, err := q.store.ExpectedQueues(ctx)

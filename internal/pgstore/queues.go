@@ -32,6 +32,10 @@ func (s *Store) RecordQueues(ctx context.Context, seen []ExpectedQueue) error {
 			GROUP BY broker, topic ORDER BY broker, topic
 			ON CONFLICT (broker, topic) DO UPDATE
 			SET queues = greatest(e.queues, excluded.queues), last_seen_at = clock_timestamp()`, brokers, topics, queues)
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `DELETE FROM seckill.forgotten_broker WHERE broker = ANY ($1)`, brokers)
 		return err
 	})
 }
@@ -42,9 +46,16 @@ func (s *Store) ExpectedQueues(ctx context.Context) ([]ExpectedQueue, error) {
 		`SELECT broker, topic, queues FROM seckill.expected_queue ORDER BY broker, topic`)
 }
 
+// ForgottenBrokers are those that a person said will not come back, and that
+// were not seen since.
+func (s *Store) ForgottenBrokers(ctx context.Context) ([]string, error) {
+	return collect(ctx, s, "list the forgotten brokers", pgx.RowTo[string], `SELECT broker FROM seckill.forgotten_broker ORDER BY broker`)
+}
+
 // ForgetBroker drops a broker that will not come back: messages that only it
-// holds count as lost from now on. With actor and reason in the audit trail.
-// [ErrNotFound]: no such broker is expected. Needs seckill_operator.
+// holds count as lost from now on. With actor and reason in the audit trail. It
+// may be one that only positions name: it was gone before the daemon first
+// looked. [ErrNotFound]: it is forgotten already. Needs seckill_operator.
 func (s *Store) ForgetBroker(ctx context.Context, broker, actor, reason string) error {
 	return s.write(ctx, "forget broker "+broker, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `DELETE FROM seckill.expected_queue WHERE broker = $1 RETURNING topic`, broker)
@@ -55,8 +66,12 @@ func (s *Store) ForgetBroker(ctx context.Context, broker, actor, reason string) 
 		if err != nil {
 			return err
 		}
-		if len(topics) == 0 {
-			return fmt.Errorf("broker %s: %w", broker, ErrNotFound)
+		tag, err := tx.Exec(ctx, `INSERT INTO seckill.forgotten_broker (broker, forgotten_by) VALUES ($1, $2) ON CONFLICT DO NOTHING`, broker, actor)
+		if err != nil {
+			return err
+		}
+		if len(topics) == 0 && tag.RowsAffected() == 0 {
+			return fmt.Errorf("broker %s is forgotten already: %w", broker, ErrNotFound)
 		}
 		return addAudit(ctx, tx, AuditEntry{
 			Actor: actor, Action: "broker_forgotten", Subject: broker, Reason: reason, Detail: map[string]any{"topics": topics},

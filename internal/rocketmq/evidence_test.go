@@ -163,6 +163,36 @@ func TestAGroupOrTopicThatDoesNotExistIsUnknown(t *testing.T) {
 	b.want(reservation.MessagePending, "", sent...)
 }
 
+// A broker that acknowledged a message and was gone before anybody looked is
+// missing for that message alone, until a person forgets it.
+func TestAPositionOnABrokerNobodySaw(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Shared(t)
+	topic, group := stacktest.Topic(t, stack, 2)
+	b := newBench(t, stack, topic, group)
+	sent := b.send(2)
+	away := rocketmq.Query{MessageID: b.ids(1)[0], ReservedAtMS: nowMS(), Sends: 1, Position: "broker-that-died,0,5,7F0000010000278F0000000000000ABC"}
+	again := away
+	again.MessageID, again.Sends = b.ids(1)[0], 4
+	wantAway := func(state reservation.MessageState, cause string) {
+		t.Helper()
+		found := b.evidence.Gather(t.Context(), nowMS(), append([]rocketmq.Query{away, again}, sent...))
+		for _, q := range []rocketmq.Query{away, again} {
+			if e := found[q.MessageID]; e.State != state || e.Cause != cause {
+				t.Errorf("after %d sends: %+v, want %s %s", q.Sends, e, state, cause)
+			}
+		}
+		if e := found[sent[0].MessageID]; cause != rocketmq.UnknownRegistry && e.State != reservation.MessagePending {
+			t.Errorf("its neighbour: %+v, want PENDING", e)
+		}
+	}
+	wantAway(reservation.MessageUnknown, rocketmq.UnknownBrokerMissing)
+	b.registry.forget("broker-that-died")
+	wantAway(reservation.MessageAbsent, "")
+	b.registry.breakWith(errors.New("away"))
+	wantAway(reservation.MessageUnknown, rocketmq.UnknownRegistry)
+}
+
 func TestPassedOffsetsProveNothingForPOP(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Shared(t)

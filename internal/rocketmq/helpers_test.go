@@ -29,9 +29,16 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // memoryRegistry is a QueueRegistry in memory, as an operator could use it.
 type memoryRegistry struct {
-	mu     sync.Mutex
-	queues map[[2]string]int32
-	broken error
+	mu        sync.Mutex
+	queues    map[[2]string]int32
+	forgotten []string
+	broken    error
+}
+
+func (r *memoryRegistry) Forgotten(context.Context) ([]string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.forgotten, r.broken
 }
 
 func (r *memoryRegistry) Record(_ context.Context, queues []rocketmq.ExpectedQueue) error {
@@ -69,6 +76,7 @@ func (r *memoryRegistry) forget(broker string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	maps.DeleteFunc(r.queues, func(key [2]string, _ int32) bool { return key[0] == broker })
+	r.forgotten = append(r.forgotten, broker)
 }
 
 func (r *memoryRegistry) breakWith(err error) {

@@ -137,6 +137,7 @@ func (p *pass) run(ctx context.Context) {
 	if !p.findBrokers(ctx) {
 		return
 	}
+	p.checkPositions(ctx)
 	p.each(ctx, (*brokerPass).readOffsets) // on all brokers before any sweep: see Gather
 	if !p.knowsGroup() {
 		return
@@ -165,6 +166,35 @@ func (p *pass) parseQueries() {
 		}
 		if position, err := ParsePosition(q.Position); err == nil && q.Sends <= 1 {
 			m.position = &position
+		}
+	}
+}
+
+// checkPositions makes those messages UNKNOWN that an acknowledged send put on
+// a broker that is not there and was never recorded: it came and went before
+// anybody looked. However many sends were made, one copy is known to be on it.
+func (p *pass) checkPositions(ctx context.Context) {
+	away := make(map[string][]int)
+	for i, q := range p.queries {
+		position, err := ParsePosition(q.Position)
+		if err == nil && p.messages[i].problem == nil && p.broker(position.Broker) == nil {
+			away[position.Broker] = append(away[position.Broker], i)
+		}
+	}
+	if len(away) == 0 {
+		return
+	}
+	forgotten, err := p.e.registry.Forgotten(ctx)
+	for broker, messages := range away {
+		why := problem{UnknownBrokerMissing, fmt.Sprintf("broker %s acknowledged the message and is not in the route; `broker forget %s` if it is gone for good", broker, broker)}
+		switch {
+		case err != nil:
+			why = problem{UnknownRegistry, fmt.Sprintf("read the forgotten brokers: %v", err)}
+		case slices.Contains(forgotten, broker):
+			continue
+		}
+		for _, i := range messages {
+			p.messages[i].problem = &why
 		}
 	}
 }

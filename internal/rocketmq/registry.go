@@ -17,4 +17,7 @@ type QueueRegistry interface {
 	Record(ctx context.Context, queues []ExpectedQueue) error
 	// Expected is everything recorded of a topic.
 	Expected(ctx context.Context, topic string) ([]ExpectedQueue, error)
+	// Forgotten are the brokers that an operator forgot and that were not
+	// recorded since.
+	Forgotten(ctx context.Context) ([]string, error)
 }

@@ -50,6 +50,14 @@ CREATE TABLE seckill.expected_queue (
     PRIMARY KEY (broker, topic)
 );
 
+-- Brokers that a person said will not come back. A position that names one of
+-- them, in a reservation's hash, no longer stands for a broker that is missing.
+CREATE TABLE seckill.forgotten_broker (
+    broker       text PRIMARY KEY,
+    forgotten_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    forgotten_by text NOT NULL
+);
+
 -- The server as the last pass met it (protocol §1). One row.
 CREATE TABLE seckill.server_identity (
     only_row          boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -175,6 +183,8 @@ GRANT INSERT ON seckill.audit_log TO seckill_daemon, seckill_operator; -- and no
 GRANT DELETE ON seckill.manual_task, seckill.reconcile_run, seckill.finding, seckill.bucket_transfer
     TO seckill_daemon, seckill_operator; -- purge, by policy
 GRANT DELETE ON seckill.expected_queue TO seckill_operator; -- broker forget is a person's decision
+GRANT INSERT ON seckill.forgotten_broker TO seckill_operator;
+GRANT DELETE ON seckill.forgotten_broker TO seckill_daemon, seckill_operator; -- it is there again
 
 -- +goose Down
 DROP TABLE seckill.lease;
@@ -185,6 +195,7 @@ DROP TABLE seckill.job;
 DROP TABLE seckill.manual_task;
 DROP TABLE seckill.bucket_transfer;
 DROP TABLE seckill.server_identity;
+DROP TABLE seckill.forgotten_broker;
 DROP TABLE seckill.expected_queue;
 DROP TABLE seckill.scope;
 DROP TABLE seckill.scope_allocation;
