@@ -218,7 +218,7 @@ func (b *bare) evidence(ids []string) {
 		SELECT w.id, c.outcome, c.order_id, o.order_id, o.user_id, o.active
 		FROM unnest($1::text[]) AS w (id)
 		LEFT JOIN seckill.reservation_claim AS c ON c.reservation_id = w.id
-		LEFT JOIN (SELECT * FROM seckill.order_evidence WHERE reservation_id = ANY ($1)) AS o ON o.reservation_id = w.id`, ids)
+		LEFT JOIN (SELECT reservation_id, order_id, user_id, active FROM seckill.order_evidence WHERE reservation_id = ANY ($1)) AS o ON o.reservation_id = w.id`, ids)
 	if err != nil {
 		b.sale.t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func (b *bare) compensate() {
 		for range ids {
 			tags = append(tags, s.scope.Tag())
 		}
-		s.exec(`SELECT * FROM seckill.fence_reservations($1, 'bench', $2)`, ids, tags)
+		s.exec(`SELECT reservation_id, outcome, order_id, won FROM seckill.fence_reservations($1, 'bench', $2)`, ids, tags)
 		batch := s.runner.Batch()
 		for i, id := range ids {
 			batch.Compensate(s.scope, lua.CompensateArgs{ReservationID: id, UserID: users[i], Reason: "bench"})
