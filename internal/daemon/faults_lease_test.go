@@ -1,7 +1,7 @@
 package daemon_test
 
 import (
-	"fmt"
+	"errors"
 	"net/url"
 	"testing"
 	"time"
@@ -100,7 +100,7 @@ func TestHolderThatHearsNothingStops(t *testing.T) {
 	cutOff.awaitLog(1, logLost)
 	s.throughout(2*s.config.Lease.TTL, func() error {
 		if n := len(successor.log.when(logHolding)); n != 0 {
-			return fmt.Errorf("the successor works while the server still keeps the holder's session")
+			return errors.New("the successor works while the server still keeps the holder's session")
 		}
 		return nil
 	})

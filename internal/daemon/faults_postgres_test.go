@@ -3,7 +3,7 @@
 package daemon_test
 
 import (
-	"math/rand/v2"
+	"context"
 	"testing"
 	"time"
 
@@ -13,6 +13,7 @@ import (
 	"github.com/seckill/reconciler/internal/devstack"
 	"github.com/seckill/reconciler/internal/devstack/stacktest"
 	"github.com/seckill/reconciler/internal/upstream"
+	"github.com/seckill/reconciler/reservation"
 )
 
 // PostgreSQL crashes, or hangs, with every kind of reservation stuck: nothing is
@@ -25,28 +26,34 @@ func TestSlowPostgresAway(t *testing.T) {
 		begin func() error
 		end   func() error
 	}{
-		"crashes": {server.Kill, func() error { return server.Start(t.Context()) }},
+		"crashes": {server.Kill, func() error { return server.Start(context.WithoutCancel(t.Context())) }},
 		"hangs":   {server.Pause, server.Resume},
 	} {
 		t.Run(name, func(t *testing.T) {
-			const ttl = 5 * time.Second // longer than a start takes, so that nothing is due before the fault
-			s := newSale(t, stack, hurried, func(c *config.Config) { c.Scanner.SendGrace = ttl })
-			daemon := s.serve()
-			daemon.awaitLog(1, logHolding)
-			byKind := map[string][]string{}
+			s := newSale(t, stack, hurried, func(c *config.Config) { c.Scanner.SendGrace = time.Hour })
+			byKind := map[string][]string{} // nothing is due before the fault
 			for _, k := range everyKind {
-				id := s.reserve(ttl)
+				id := s.reserve(time.Hour)
+				s.redis.ZAddXX(t.Context(), s.scope.IndexKey(reservation.SendPending), z(id, float64(time.Now().Add(time.Hour).UnixMilli())))
 				if k.prepare != nil {
 					k.prepare(s, id)
 				}
 				byKind[k.kind] = []string{id}
 			}
+			daemon := s.serve()
+			daemon.awaitLog(1, logHolding)
 			began := time.Now()
+			t.Cleanup(func() {
+				if err := fault.end(); err != nil {
+					t.Error(err)
+				}
+			})
 			if err := fault.begin(); err != nil {
 				t.Fatal(err)
 			}
 			for _, k := range everyKind {
 				s.walk(byKind[k.kind][0], k.walk...)
+				s.age(byKind[k.kind][0], 2*time.Hour)
 			}
 			before, stock := s.statuses(byKind), s.stock()
 			daemon.awaitLog(1, logLost)
@@ -54,7 +61,7 @@ func TestSlowPostgresAway(t *testing.T) {
 			if status := s.start(program, "run", "--once", "--mode", "act").wait(time.Minute); status != 3 {
 				t.Errorf("run --once: exit status %d, want 3", status)
 			}
-			time.Sleep(2 * ttl) // everything is due by then
+			time.Sleep(5 * time.Second)
 			if diff := cmp.Diff(before, s.statuses(byKind)); diff != "" {
 				t.Errorf("statuses moved without PostgreSQL: %s", diff)
 			}
@@ -71,6 +78,20 @@ func TestSlowPostgresAway(t *testing.T) {
 			s.wantEnds(byKind)
 			daemon.end()
 		})
+	}
+}
+
+// age makes a reservation of one hour as old as given, and due.
+func (s *sale) age(id string, old time.Duration) {
+	s.t.Helper()
+	then := time.Now().Add(-old)
+	pipe := s.redis.Pipeline()
+	pipe.HSet(s.t.Context(), s.scope.ReservationKey(id), "reserved_at_ms", then.UnixMilli(), "expires_at_ms", then.Add(time.Hour).UnixMilli())
+	for _, index := range []reservation.Index{reservation.SendPending, reservation.ReservationExpiry} {
+		pipe.ZAddXX(s.t.Context(), s.scope.IndexKey(index), z(id, float64(then.UnixMilli())))
+	}
+	if _, err := pipe.Exec(s.t.Context()); err != nil {
+		s.t.Fatal(err)
 	}
 }
 
@@ -104,9 +125,7 @@ func TestSlowPostgresCrashesDuringReleases(t *testing.T) {
 	const crashes, due = 8, 400
 	stack := stacktest.Own(t, devstack.Options{Redis: true, Postgres: true, Brokers: 1})
 	s := newSale(t, stack, hurried, func(c *config.Config) { c.Fencer.Batch, c.Compensator.Batch = 4, 4 })
-	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // chosen for repeatability
+	random := seeded(t)
 	for range due {
 		s.lost()
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -175,9 +174,7 @@ func (s *sale) wave(byKind map[string][]string, each int) {
 func TestSlowKilledFiftyTimes(t *testing.T) {
 	const kills, waves = 50, 10
 	program := binary(t)
-	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // chosen for repeatability
+	random := seeded(t)
 	settings := func(c *config.Config) {
 		hurried(c)
 		c.Lease.TTL = 300 * time.Millisecond
@@ -245,9 +242,7 @@ func TestSlowKilledFiftyTimes(t *testing.T) {
 func TestSlowStoppedInTheMiddle(t *testing.T) {
 	const stops = 15
 	program := binary(t)
-	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // chosen for repeatability
+	random := seeded(t)
 	s := newSale(t, stacktest.Shared(t), hurried, func(c *config.Config) {
 		c.Lease.TTL = time.Minute // nobody can wait for it to run out
 		c.Scanner.Batch, c.Fencer.Batch, c.Compensator.Batch = 8, 8, 8
@@ -287,9 +282,7 @@ func TestSlowStoppedInTheMiddle(t *testing.T) {
 func TestSlowSuspendedBeyondItsLease(t *testing.T) {
 	const rounds = 6
 	program := binary(t)
-	seed := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // chosen for repeatability
+	random := seeded(t)
 	s := newSale(t, stacktest.Shared(t), hurried, func(c *config.Config) {
 		c.Scanner.Batch, c.Fencer.Batch, c.Compensator.Batch = 8, 8, 8
 	})
