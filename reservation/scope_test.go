@@ -13,23 +13,23 @@ import (
 func TestKeys(t *testing.T) {
 	s := reservation.Scope{ActivityID: "10001", SKUID: "88001", Version: 7, Bucket: 0}
 	const prefix = "seckill:{a:10001:s:88001:v:7:b:0}:"
-	for got, want := range map[string]string{
-		s.MetaKey():                               prefix + "meta",
-		s.StockKey():                              prefix + "stock",
-		s.SoldOutKey():                            prefix + "soldout",
-		s.UserKey("u1"):                           prefix + "user:u1",
-		s.ReservationKey("r1"):                    prefix + "resv:r1",
-		s.IndexKey(reservation.SendPending):       prefix + "send_pending",
-		s.IndexKey(reservation.ReservationExpiry): prefix + "reservation_expiry",
-		s.TransferKey("t1"):                       prefix + "transfer:t1",
-		s.RequestShardKey(0):                      prefix + "req:000",
-		s.RequestShardKey(255):                    prefix + "req:255",
-		s.RequestKey("req-1"):                     prefix + "req:017",
-		s.EventsChannel():                         prefix + "events",
-		reservation.CurrentVersionKey("10001"):    "seckill:activity:10001:current_version",
+	for _, key := range []struct{ got, want string }{
+		{s.MetaKey(), prefix + "meta"},
+		{s.StockKey(), prefix + "stock"},
+		{s.SoldOutKey(), prefix + "soldout"},
+		{s.UserKey("u1"), prefix + "user:u1"},
+		{s.ReservationKey("r1"), prefix + "resv:r1"},
+		{s.IndexKey(reservation.SendPending), prefix + "send_pending"},
+		{s.IndexKey(reservation.ReservationExpiry), prefix + "reservation_expiry"},
+		{s.TransferKey("t1"), prefix + "transfer:t1"},
+		{s.RequestShardKey(0), prefix + "req:000"},
+		{s.RequestShardKey(255), prefix + "req:255"},
+		{s.RequestKey("req-1"), prefix + "req:017"},
+		{s.EventsChannel(), prefix + "events"},
+		{reservation.CurrentVersionKey("10001"), "seckill:activity:10001:current_version"},
 	} {
-		if got != want {
-			t.Errorf("got %s, want %s", got, want)
+		if key.got != key.want {
+			t.Errorf("got %s, want %s", key.got, key.want)
 		}
 	}
 }
