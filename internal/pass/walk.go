@@ -1,6 +1,7 @@
 package pass
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -24,7 +25,9 @@ type PageRequest struct {
 	Index reservation.Index
 	After Cursor
 	Limit int
-	All   bool // every member, not only those whose score has passed
+	// UntilMS ends the range at what was due then; 0: at what is due now.
+	UntilMS int64
+	All     bool // every member, not only those whose score has passed
 }
 
 // PageReply is one page, or why it could not be read. A page that could not be
@@ -64,7 +67,9 @@ type Walk struct {
 }
 
 // Each reads rounds of pages and gives each round to handle, until every
-// range has ended or a limit is reached; complete tells which. A scope whose
+// range has ended or a limit is reached; complete tells which. The range is what
+// was due at a scope's first page: members that a pass defers, and that are due
+// again while it is still going on, are the next one's. A scope whose
 // page cannot be read is noted in the tally and left for the next pass.
 func (w *Walk) Each(ctx context.Context, pager Pager, scopes []reservation.Scope, limits Limits, tally *Tally,
 	handle func(ctx context.Context, pages []reservation.Page),
@@ -73,6 +78,7 @@ func (w *Walk) Each(ctx context.Context, pager Pager, scopes []reservation.Scope
 	deadline := time.Now().Add(limits.Time)
 	open := w.inTurn(scopes)
 	left := limits.Items
+	until := map[reservation.Scope]int64{}
 	for len(open) > 0 {
 		if ctx.Err() != nil {
 			tally.Failed(fmt.Errorf("pass over %s abandoned: %w", w.Index, context.Cause(ctx)))
@@ -84,7 +90,7 @@ func (w *Walk) Each(ctx context.Context, pager Pager, scopes []reservation.Scope
 		if open = w.notHeld(ctx, open, tally); len(open) == 0 {
 			break
 		}
-		requests := w.requests(open, min(limits.Batch, left))
+		requests := w.requests(open, min(limits.Batch, left), until)
 		var pages []reservation.Page
 		rest := open[len(requests):]
 		var more []reservation.Scope
@@ -93,6 +99,7 @@ func (w *Walk) Each(ctx context.Context, pager Pager, scopes []reservation.Scope
 				tally.Failed(reply.Err)
 				continue
 			}
+			until[reply.Scope] = cmp.Or(until[reply.Scope], reply.NowMS)
 			left -= len(reply.Members)
 			w.cursors[reply.Scope] = reply.Next
 			if reply.End {
@@ -128,13 +135,13 @@ func (w *Walk) notHeld(ctx context.Context, open []reservation.Scope, tally *Tal
 
 // requests shares a round's members out evenly: with more scopes than members
 // the rest wait for the next round.
-func (w *Walk) requests(open []reservation.Scope, batch int) []PageRequest {
+func (w *Walk) requests(open []reservation.Scope, batch int, until map[reservation.Scope]int64) []PageRequest {
 	share := max(batch/len(open), min(minShare, batch))
 	requests := make([]PageRequest, 0, len(open))
 	for left := batch; len(requests) < len(open) && left > 0; left -= share {
 		s := open[len(requests)]
 		requests = append(requests, PageRequest{
-			Scope: s, Index: w.Index, After: w.cursors[s], Limit: min(share, left), All: w.All,
+			Scope: s, Index: w.Index, After: w.cursors[s], Limit: min(share, left), UntilMS: until[s], All: w.All,
 		})
 	}
 	return requests

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"testing"
 	"time"
@@ -20,12 +21,17 @@ type shelf struct {
 	members map[reservation.Scope][]string // in the index's order; scores do not matter here
 	broken  map[reservation.Scope]bool
 	largest int // members in the largest round
+	now     int64
+	until   []int64 // what the requests asked for
 }
 
 func (s *shelf) Pages(_ context.Context, requests []pass.PageRequest) []pass.PageReply {
 	replies := make([]pass.PageReply, len(requests))
 	round := 0
 	for i, r := range requests {
+		s.now++
+		s.until = append(s.until, r.UntilMS)
+		replies[i].NowMS = s.now
 		replies[i].Scope, replies[i].Index, replies[i].Next = r.Scope, r.Index, r.After
 		if s.broken[r.Scope] {
 			replies[i].Err = errors.New("unreachable")
@@ -167,5 +173,16 @@ func TestWalkEndsWithItsContext(t *testing.T) {
 	})
 	if rounds != 1 || tally.Err() == nil || tally.Complete {
 		t.Errorf("%d rounds, err %v, complete %v after cancel; want 1, an error, incomplete", rounds, tally.Err(), tally.Complete)
+	}
+}
+
+// What a pass defers must not come back to it, however long it takes and however
+// short the wait: the range ends at what was due at its first page.
+func TestAPassDoesNotMeetItsOwnDeferrals(t *testing.T) {
+	s, all := fill(100)
+	w := pass.Walk{}
+	w.Each(t.Context(), s, all, pass.Limits{Batch: 32, Items: 1000, Time: time.Hour}, pass.NewTally(), func(context.Context, []reservation.Page) {})
+	if want := []int64{0, 1, 1, 1}; !slices.Equal(s.until, want) { // the first page's time is 1
+		t.Errorf("the requests end at %v, want %v", s.until, want)
 	}
 }

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -133,7 +134,7 @@ func (s *Store) readIDs(ctx context.Context, requests []pass.PageRequest, replie
 		pipe := s.reading.Pipeline()
 		cmds := make([]*redis.ZSliceCmd, len(open))
 		for k, i := range open {
-			upTo := strconv.FormatInt(replies[i].NowMS, 10)
+			upTo := strconv.FormatInt(cmp.Or(requests[i].UntilMS, replies[i].NowMS), 10)
 			if requests[i].All {
 				upTo = "+inf"
 			}
