@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -72,6 +74,18 @@ func (b *logbook) when(prefix string) []time.Time {
 		}
 	}
 	return times
+}
+
+// mentions counts the lines that have the text in them.
+func (b *logbook) mentions(text string) (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, line := range b.lines {
+		if strings.Contains(line.text, text) {
+			n++
+		}
+	}
+	return n
 }
 
 func (b *logbook) tail(n int) string {
@@ -141,6 +155,14 @@ func (r *service) awaitLog(n int, prefix string) {
 		}
 		return nil
 	})
+}
+
+// seeded is a source of random moments. Its seed is in the test's log.
+func seeded(t *testing.T) *rand.Rand {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 1))
 }
 
 // eventually waits until holds returns nil.

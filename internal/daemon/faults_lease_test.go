@@ -31,6 +31,17 @@ func (s *sale) serveThrough(change func(*config.Config)) *service {
 	return s.serve()
 }
 
+// withHost is the same database at another address.
+func withHost(t *testing.T, databaseURL, addr string) string {
+	t.Helper()
+	u, err := url.Parse(databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Host = addr
+	return u.String()
+}
+
 // The session that holds the lease is killed again and again, in the middle of
 // passes that a slow Redis makes long. Each time the holder's work has ended
 // before the other daemon begins.
@@ -86,12 +97,7 @@ func TestHolderThatHearsNothingStops(t *testing.T) {
 		due = append(due, s.lost())
 	}
 	cutOff := s.serveThrough(func(c *config.Config) {
-		u, err := url.Parse(c.Postgres.URL)
-		if err != nil {
-			t.Fatal(err)
-		}
-		u.Host = wire.Addr()
-		c.Postgres.URL = u.String()
+		c.Postgres.URL = withHost(t, c.Postgres.URL, wire.Addr())
 		c.Fencer.Batch = 4
 	})
 	cutOff.awaitLog(1, logHolding)

@@ -5,9 +5,7 @@ package daemon_test
 import (
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
-	"testing"
 	"time"
 
 	"github.com/seckill/reconciler/internal/upstream"
@@ -45,14 +43,6 @@ var everyKind = []stuck{
 	{"release pending, no claim", "RELEASED", nil, []reservation.Status{"RELEASE_PENDING"}},
 	{"release pending, fenced", "RELEASED", func(s *sale, id string) { s.claimed(id, "FENCED") }, []reservation.Status{"RELEASE_PENDING"}},
 	{"release pending, has an order", "ORDER_CREATED", (*sale).mustOrder, []reservation.Status{"RELEASE_PENDING"}},
-}
-
-// seeded is a source of random moments. Its seed is in the test's log.
-func seeded(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 1))
 }
 
 // stuckOne makes one reservation that is stuck in the given way.
