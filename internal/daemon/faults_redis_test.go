@@ -110,6 +110,42 @@ func TestSlowRedisReadOnly(t *testing.T) {
 	}
 }
 
+// Redis hangs with its connections open: a pass ends in bounded time and is
+// incomplete, the daemon can be stopped, and nothing is fenced meanwhile.
+func TestSlowRedisHangs(t *testing.T) {
+	stack := stacktest.Own(t, devstack.Options{Redis: true, Postgres: true, Brokers: 1})
+	s := newSale(t, stack, hurried)
+	byKind := map[string][]string{}
+	for _, k := range everyKind {
+		byKind[k.kind] = []string{s.stuckOne(k, time.Millisecond)}
+	}
+	fenced := s.fences()
+	d, stopped := s.open(), s.serve()
+	if err := stack.Redis().Pause(); err != nil {
+		t.Fatal(err)
+	}
+	fenced = max(fenced, s.fences()) // the running one may have begun
+	began := time.Now()
+	v := d.Once(t.Context())
+	t.Logf("a pass took %s", time.Since(began).Round(time.Millisecond))
+	if took := time.Since(began); took > time.Minute || !v.Incomplete {
+		t.Errorf("a pass over a hanging Redis took %s, incomplete: %v", took, v.Incomplete)
+	}
+	if took := stopped.end(); took > s.config.Run.StopTimeout {
+		t.Errorf("the stop took %s", took)
+	}
+	if n := s.fences(); n != fenced {
+		t.Errorf("%d reservations were fenced", n-fenced)
+	}
+	if err := stack.Redis().Resume(); err != nil {
+		t.Fatal(err)
+	}
+	s.subscribe(upstream.Subscription{}, nil)
+	s.serve()
+	s.settles(2 * time.Minute)
+	s.wantEnds(byKind)
+}
+
 // Redis is full: what frees stock and what only moves statuses runs all the same
 // (spec §4), so units come back while no new reservation can be made.
 func TestSlowRedisOutOfMemory(t *testing.T) {
