@@ -39,6 +39,10 @@ const (
 	// maxDispatchBehind is how far, in bytes, a broker's queues may lag behind its
 	// log: about a second's worth at full load, far less than `settle` allows.
 	maxDispatchBehind = 16 << 20
+	// dispatchLimit is how long a pass waits for a broker's queues to catch up
+	// with what was stored before it looked; idle, they lag by a millisecond.
+	dispatchLimit = 2 * time.Second
+	dispatchPause = 5 * time.Millisecond
 	// defaultGatherLimit bounds a pass whose caller set no deadline.
 	defaultGatherLimit = 2 * time.Minute
 	// confirmsAtOnce is how many hits are confirmed at once on one broker.
@@ -169,7 +173,9 @@ func (e *Evidence) giveBack() { e.turn <- struct{}{} }
 // message be in SCHEDULE (or %RETRY%) when that topic's offset is read; its copy
 // there counts, or it was moved meanwhile to the other one, where it counts too,
 // because it was stored after that one's offset was read or before its being
-// passed. The topic itself may be swept at any time: a copy that is found is
+// passed. "Stored" is in the commit log; the queues that the sweeps read follow a
+// moment later, so the pass waits until they have caught up with what was stored
+// when the last offset was read. The topic itself may be swept at any time: a copy that is found is
 // compared with an offset that is too old at worst, which makes PENDING of
 // CONSUMED, the waiting side. It is swept last, together with the others, so
 // that as few as possible are stored after it; `settle` covers those.

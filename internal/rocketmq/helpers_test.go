@@ -164,12 +164,22 @@ func (b *bench) sendIDs(ids []string) []rocketmq.Query {
 	ctx, cancel := context.WithTimeout(b.t.Context(), testLimit)
 	defer cancel()
 	reserved := nowMS()
-	var queries []rocketmq.Query
-	for i, r := range b.sender.Send(ctx, outgoing(ids)) {
-		if r.Outcome != rocketmq.Stored || r.Position == "" || r.MessageID != ids[i] {
-			b.t.Fatalf("send of %s: %+v", ids[i], r)
+	queries := make([]rocketmq.Query, 0, len(ids))
+	for left := ids; len(left) > 0; {
+		var busy []string // a loaded broker may well be: it did not store these
+		for i, r := range b.sender.Send(ctx, outgoing(left)) {
+			switch {
+			case r.Outcome == rocketmq.Unavailable && ctx.Err() == nil:
+				busy = append(busy, left[i])
+			case r.Outcome != rocketmq.Stored || r.Position == "" || r.MessageID != left[i]:
+				b.t.Fatalf("send of %s: %+v", left[i], r)
+			default:
+				queries = append(queries, rocketmq.Query{MessageID: r.MessageID, ReservedAtMS: reserved, Sends: 1, Position: r.Position})
+			}
 		}
-		queries = append(queries, rocketmq.Query{MessageID: r.MessageID, ReservedAtMS: reserved, Sends: 1, Position: r.Position})
+		if left = busy; len(left) > 0 {
+			time.Sleep(100 * time.Millisecond)
+		}
 	}
 	b.awaitQueued(queries)
 	return queries

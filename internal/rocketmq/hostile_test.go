@@ -29,7 +29,7 @@ func TestHostileBrokersLeaveEverythingUnknown(t *testing.T) {
 		"huge numbers": func(*remoting.Command) *remoting.Command {
 			return &remoting.Command{
 				ExtFields: map[string]string{"offset": "9223372036854775807", "minOffset": "0", "maxOffset": "9223372036854775807", "nextBeginOffset": "0"},
-				Body:      []byte(`{"table":{"bootTimestamp":"9223372036854775807","runtime":"[ 9 days, 9 hours, 9 minutes, 9 seconds ]","earliestMessageTimeStamp":"1","dispatchBehindBytes":"0"}}`),
+				Body:      []byte(`{"table":{"bootTimestamp":"9223372036854775807","runtime":"[ 9 days, 9 hours, 9 minutes, 9 seconds ]","earliestMessageTimeStamp":"1","dispatchBehindBytes":"0","commitLogMaxOffset":"0"}}`),
 			}
 		},
 	}
@@ -86,6 +86,14 @@ func TestWhatMakesASweepBlindIsUnknown(t *testing.T) {
 	topic, group := stacktest.Topic(t, stack, 1)
 	b := newBench(t, stack, topic, group)
 	sent := b.send(40)
+	for deep := map[string]bool{}; len(deep) < len(stack.Brokers()); { // a broker that was busy has had few
+		sent = append(sent, b.send(10)...)
+		for _, q := range sent {
+			if position, err := rocketmq.ParsePosition(q.Position); err == nil && position.Offset >= 19 {
+				deep[position.Broker] = true
+			}
+		}
+	}
 	query := sent[slices.IndexFunc(sent, func(q rocketmq.Query) bool {
 		position, err := rocketmq.ParsePosition(q.Position)
 		return err == nil && position.Offset == 7 // beyond what is said to be deleted below

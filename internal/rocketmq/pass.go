@@ -139,6 +139,7 @@ func (p *pass) run(ctx context.Context) {
 	}
 	p.checkPositions(ctx)
 	p.each(ctx, (*brokerPass).readOffsets) // on all brokers before any sweep: see Gather
+	p.each(ctx, (*brokerPass).awaitDispatch)
 	if !p.knowsGroup() {
 		return
 	}
@@ -338,6 +339,37 @@ func (b *brokerPass) readInfo(ctx context.Context) error {
 		b.p.failSweepLocked(problem{UnknownTimerWheel, "broker " + b.name + " has timerInterceptDelayLevel=true"})
 	}
 	return nil
+}
+
+// awaitDispatch waits until everything that was stored before the offsets were
+// read is in the broker's queues, where the sweeps look. A message is stored
+// first and put into its queue a moment later: one that has just moved from
+// SCHEDULE to %RETRY% is behind the offset of the one, and not yet in the other.
+func (b *brokerPass) awaitDispatch(ctx context.Context) error {
+	info, err := b.peer.BrokerRuntimeInfo(ctx)
+	if err != nil {
+		return err
+	}
+	stored, logEnd := info.LogEnd, info.LogEnd
+	for began := time.Now(); ; {
+		if info, err = b.peer.BrokerRuntimeInfo(ctx); err != nil {
+			return err
+		}
+		// The end that was read before the lag: the log can only have grown.
+		if logEnd-info.DispatchBehind >= stored {
+			return nil
+		}
+		if time.Since(began) > dispatchLimit {
+			b.p.failSweepLocked(problem{UnknownDispatchBehind, fmt.Sprintf("broker %s: its queues lag %d bytes behind its log", b.name, info.DispatchBehind)})
+			return nil
+		}
+		logEnd = info.LogEnd
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(dispatchPause):
+		}
+	}
 }
 
 // clockSkew is how far the clocks are apart at least. The broker's is known to

@@ -168,6 +168,7 @@ type RuntimeInfo struct {
 	// DispatchBehind is how many bytes of the commit log are not yet in the queues:
 	// stored messages that a read of the queues cannot see.
 	DispatchBehind int64
+	LogEnd         int64 // end of the commit log: whatever was stored before lies before it
 	Version        string
 }
 
@@ -185,11 +186,12 @@ func (p *Peer) BrokerRuntimeInfo(ctx context.Context) (RuntimeInfo, error) {
 	}
 	earliest, err1 := strconv.ParseInt(body.Table["earliestMessageTimeStamp"], 10, 64)
 	behind, err2 := strconv.ParseInt(body.Table["dispatchBehindBytes"], 10, 64)
-	if err := errors.Join(err1, err2); err != nil {
+	logEnd, err3 := strconv.ParseInt(body.Table["commitLogMaxOffset"], 10, 64)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return RuntimeInfo{}, p.wrap(RequestBrokerRuntimeInfo, fmt.Errorf("%w: %w", ErrProtocol, err))
 	}
 	return RuntimeInfo{
-		Now: now, EarliestMS: max(earliest, 0), DispatchBehind: behind, Version: body.Table["brokerVersionDesc"],
+		Now: now, EarliestMS: max(earliest, 0), DispatchBehind: behind, LogEnd: logEnd, Version: body.Table["brokerVersionDesc"],
 	}, nil
 }
 
