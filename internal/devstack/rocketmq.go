@@ -105,7 +105,9 @@ func (s *Stack) defineJava(rec *record, class string, conf []string, memory ...s
 	rec.Version = rocketmqVersion
 	rec.Launch.Path = s.install.java
 	rec.Launch.Env = []string{"ROCKETMQ_HOME=" + rec.Dir}
-	rec.Launch.Args = append(append(memory, jvmFlags...), "-Duser.home="+rec.Dir, "-Drmq.logback.configurationFile="+logFile,
+	// A server unpacks 12 MB of libraries and leaves them there when it is killed.
+	rec.Launch.Args = append(append(memory, jvmFlags...), "-Djava.io.tmpdir="+rec.Dir,
+		"-Duser.home="+rec.Dir, "-Drmq.logback.configurationFile="+logFile,
 		"-cp", filepath.Join(s.install.rocketmq, "*"), class, "-c", confFile)
 	return nil
 }
