@@ -201,6 +201,9 @@ func (s *sale) sendAll(n int) []string {
 		s.passes(s.sender(), 1)
 		return s.is(reservation.StatusEnqueued, ids...)
 	})
+	for _, id := range ids { // the sender put off for an hour what it could not send at once
+		s.redis.ZAddXX(s.t.Context(), s.scope.IndexKey(reservation.ReservationExpiry), z(id, 1))
+	}
 	return ids
 }
 
