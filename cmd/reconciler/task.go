@@ -149,7 +149,7 @@ func newTaskResolve(a *app) *cobra.Command {
 		Short: "End a task: what it asked for is done",
 		Long: `Ends a task. If it is release_storm, the scope's releases go on with another budget. If
 the cause is still there, a later pass opens another task. postgres_changed does not end
-by hand: the claims that were lost have to be set again first.`,
+by hand: the daemon's job refence ends it once the claims that were lost are set again.`,
 		Example: `  reconciler task resolve 12 --reason "consumer group corrected"`,
 		Args:    args("ID"),
 	}

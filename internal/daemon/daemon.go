@@ -52,6 +52,7 @@ type Daemon struct {
 	scanner     *scanner.Scanner
 	fencer      *fencer.Fencer
 	compensator *compensator.Compensator
+	refencer    *fencer.Refencer
 }
 
 // startLimit bounds what a start waits for its dependencies.
@@ -142,6 +143,9 @@ func (d *Daemon) assemble() {
 	d.compensator = &compensator.Compensator{
 		Actor: actor, Claims: claims, Gate: gate, Events: d.Redis, Pager: d.Redis, Scopes: live, Tasks: d.Postgres,
 		Policy: policy, Limits: limits(d.cfg.Compensator.Pass),
+	}
+	d.refencer = &fencer.Refencer{
+		Observe: d.observes, Claims: claims, Changed: claims, Released: d.Redis, Scopes: live, Tasks: d.Postgres,
 	}
 	d.fencer = &fencer.Fencer{
 		Actor: actor, Claims: claims, Messages: messageEvidence{d.Evidence}, Settler: d.compensator, Resender: d.dispatch,

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seckill/reconciler/internal/config"
+	"github.com/seckill/reconciler/internal/daemon"
 	"github.com/seckill/reconciler/internal/devstack/stacktest"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/reservation"
@@ -19,9 +20,7 @@ func TestOneCorruptStockHoldsUpNoOtherScope(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, stacktest.Shared(t))
 	good := s.expired("RELEASE_PENDING")
-	bad := *s
-	bad.scope = stacktest.Scope(t)
-	bad.register(1000)
+	bad := s.beside()
 	stuck := bad.expired("RELEASE_PENDING")
 	s.redis.HSet(t.Context(), bad.scope.StockKey(), "available", "many")
 	s.passes(s.open(), 2)
@@ -95,39 +94,69 @@ func TestReleaseStormIsLiftedByAPerson(t *testing.T) {
 	s.holdsPromises(ids)
 }
 
-// Another PostgreSQL, or one that went back, stops every release, also while
-// nothing was due when it happened, and no person's word alone lifts it.
-func TestChangedPostgresHaltsReleases(t *testing.T) {
-	t.Parallel()
-	s := newSale(t, stacktest.Shared(t))
-	s.open().Once(t.Context()) // nothing is due; the identity is noted all the same
+// beside is another scope of the same installation.
+func (s *sale) beside() *sale {
+	s.t.Helper()
+	other := *s
+	other.scope = stacktest.Scope(s.t)
+	other.register(1000)
+	return &other
+}
 
-	// As a volume restored from an hour ago: the row in PostgreSQL went back
-	// with it, this process is new, and only Redis remembers.
+// forgetPosition makes PostgreSQL look as if its volume had been restored: its
+// own row went back with it, every process is new, and only Redis remembers.
+func (s *sale) forgetPosition(d *daemon.Daemon) {
+	s.t.Helper()
 	s.exec(`DELETE FROM seckill.server_identity`)
-	name, err := s.open().Postgres.ServerName(t.Context())
+	name, err := d.Postgres.ServerName(s.t.Context())
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	key := "seckill:reconciler:postgres:" + name
-	kept, err := s.redis.Get(t.Context(), key).Result()
+	kept, err := s.redis.Get(s.t.Context(), key).Result()
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	identity, err := pgstore.ParseIdentity(kept)
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	identity.WALPosition += 1 << 40
-	s.redis.Set(t.Context(), key, identity.Encode(), time.Minute)
+	if err := s.redis.Set(s.t.Context(), key, identity.Encode(), time.Minute).Err(); err != nil {
+		s.t.Fatal(err)
+	}
+}
 
-	id := s.expired("RELEASE_PENDING")
+// PostgreSQL went back, also while nothing was due: releases stop, no person's
+// word lifts that, and once every released reservation is fenced again they go
+// on. One whose order was faster than its new fence is named.
+func TestChangedPostgresHaltsUntilEverythingIsFencedAgain(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, stacktest.Shared(t))
+	var ids []string
+	for range 5 {
+		ids = append(ids, s.expired("RELEASE_PENDING"))
+	}
+	s.passes(s.open(), 2)
+	// The restore lost three of the claims, and a late message was faster than
+	// the new fence of one of them.
+	s.exec(`ALTER TABLE seckill.reservation_claim DISABLE TRIGGER ALL`)
+	s.exec(`DELETE FROM seckill.reservation_claim WHERE reservation_id = ANY ($1)`, ids[:3])
+	s.exec(`ALTER TABLE seckill.reservation_claim ENABLE ALWAYS TRIGGER guard_row`)
+	s.exec(`ALTER TABLE seckill.reservation_claim ENABLE ALWAYS TRIGGER guard_truncate`)
+	s.mustOrder(ids[0])
+	s.forgetPosition(s.open())
+
+	late := s.expired("RELEASE_PENDING")
 	ordered := s.expired("ENQUEUED")
 	s.mustOrder(ordered)
 	d := s.open()
+	if err := d.Postgres.HoldScopes(t.Context(), []reservation.Scope{s.beside().scope}, "test", "keeps the halt"); err != nil {
+		t.Fatal(err)
+	}
 	s.passes(d, 2)
-	if got := s.status(id); got != reservation.StatusReleasePending || s.claim(id) != "" {
-		t.Errorf("status %s, claim %q; want nothing released", got, s.claim(id))
+	if got := s.status(late); got != reservation.StatusReleasePending || s.claim(late) != "" {
+		t.Errorf("while halted: status %s, claim %q; want nothing released", got, s.claim(late))
 	}
 	if got := s.status(ordered); got != reservation.StatusOrderCreated {
 		t.Errorf("an order is %s in Redis, want ORDER_CREATED: that gives nothing back", got)
@@ -139,9 +168,23 @@ func TestChangedPostgresHaltsReleases(t *testing.T) {
 	if err := d.Postgres.ResolveTask(t.Context(), halts[0].ID, "test", "never mind"); !errors.Is(err, pgstore.ErrNotLiftedByHand) {
 		t.Errorf("resolving it: %v, want ErrNotLiftedByHand", err)
 	}
-	s.passes(d, 2)
-	if got := s.status(id); got != reservation.StatusReleasePending {
-		t.Errorf("status %s after it was to be resolved", got)
+
+	s.exec(`UPDATE seckill.scope SET held_at = NULL, held_by = NULL, held_reason = NULL`)
+	s.passes(d, 3)
+	for _, id := range ids[1:] {
+		if got := s.claim(id); got != reservation.OutcomeFenced {
+			t.Errorf("the released %s has claim %q, want FENCED again", id, got)
+		}
+	}
+	if got := s.status(late); got != reservation.StatusReleased {
+		t.Errorf("after the halt %s, want RELEASED", got)
+	}
+	tasks := s.tasks()
+	if tasks["order_after_release"] != 1 || tasks["postgres_changed"] != 0 {
+		t.Errorf("tasks %v, want the one order_after_release", tasks)
+	}
+	if err := s.order(ids[1]); !fencedOff(err) {
+		t.Errorf("an order of a reservation that is fenced again: %v, want SK001", err)
 	}
 }
 

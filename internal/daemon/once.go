@@ -11,8 +11,9 @@ import (
 
 // Names of the jobs, in the order in which a single pass runs them: what the
 // scanner leaves to the fencer, and the fencer to the compensator, is settled
-// in the same pass.
+// in the same pass, and nothing of it while PostgreSQL has changed.
 const (
+	JobRefence     = "refence"
 	JobScanner     = "scanner"
 	JobFencer      = "fencer"
 	JobCompensator = "compensator"
@@ -26,6 +27,7 @@ type worker struct {
 
 func (d *Daemon) workers() []worker {
 	return []worker{
+		{JobRefence, d.refencer.Pass},
 		{JobScanner, d.scanner.Pass},
 		{JobFencer, d.fencer.Pass},
 		{JobCompensator, d.compensator.Pass},

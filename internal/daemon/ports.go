@@ -111,6 +111,22 @@ func (c claims) Fence(ctx context.Context, reason string, requests []reservation
 	return results, notReady(err)
 }
 
+// Refence is part of [fencer.Refencing].
+func (c claims) Refence(ctx context.Context, requests []reservation.FenceRequest) ([]reservation.FenceResult, error) {
+	results, err := c.Store.Fence(ctx, pgstore.ReasonRefence, requests)
+	return results, notReady(err)
+}
+
+// ChangedTasks is part of [fencer.ChangedPostgres].
+func (c claims) ChangedTasks(ctx context.Context) ([]int64, error) {
+	tasks, err := c.Tasks(ctx, pgstore.TaskFilter{Kinds: []string{pgstore.TaskPostgresChanged}, States: pgstore.Unresolved})
+	ids := make([]int64, len(tasks))
+	for i, task := range tasks {
+		ids[i] = task.ID
+	}
+	return ids, err
+}
+
 // ReleaseUse is part of [fencer.ClaimStore].
 func (c claims) ReleaseUse(ctx context.Context, scopes []reservation.Scope, window time.Duration) (map[reservation.Scope]fencer.ReleaseUse, error) {
 	fenced, err := c.DaemonFences(ctx, scopes, window)

@@ -21,7 +21,7 @@ const (
 
 // JobNames lists every job that a running daemon has.
 func JobNames() []string {
-	return []string{JobScanner, JobFencer, JobCompensator, JobBacklog, JobProbe}
+	return []string{JobRefence, JobScanner, JobFencer, JobCompensator, JobBacklog, JobProbe}
 }
 
 // Acquire gets the lease without waiting for it, for a single pass; another
@@ -95,6 +95,8 @@ const (
 	requestInterval = time.Second
 	probeInterval   = 30 * time.Second
 	backlogInterval = 5 * time.Second
+	refenceInterval = 5 * time.Second
+	refenceLimit    = 10 * time.Minute // it goes through every reservation of the live versions
 	releaseLimit    = 3 * time.Second
 )
 
@@ -140,6 +142,7 @@ func (d *Daemon) workUnder(ctx context.Context, lease *pgstore.Lease) error {
 
 func (d *Daemon) addJobs(s *schedule.Scheduler) error {
 	every := map[string]struct{ pause, limit time.Duration }{
+		JobRefence:     {refenceInterval, refenceLimit},
 		JobScanner:     {d.cfg.Scanner.Every, hardLimit(d.cfg.Scanner.PassLimit)},
 		JobFencer:      {d.cfg.Fencer.Every, hardLimit(d.cfg.Fencer.PassLimit)},
 		JobCompensator: {d.cfg.Compensator.Every, hardLimit(d.cfg.Compensator.PassLimit)},

@@ -173,11 +173,30 @@ func scanTask(row pgx.CollectableRow) (Task, error) {
 	return t, err
 }
 
+// LiftChanged ends the given postgres_changed tasks, once every RELEASED
+// reservation of the live versions has been fenced again (protocol §1). It is
+// noted in the audit trail with how many fences had been lost.
+func (s *Store) LiftChanged(ctx context.Context, tasks []int64, refenced int) error {
+	const actor = "reconciler"
+	return s.write(ctx, "lift the halt of the changed PostgreSQL", func(tx pgx.Tx) error {
+		decision := fmt.Sprintf("every released reservation was fenced again; %d fences had been lost", refenced)
+		tag, err := tx.Exec(ctx, `
+			UPDATE seckill.manual_task SET state = 'resolved', decided_at = clock_timestamp(), decided_by = $2, decision = $3
+			WHERE id = ANY ($1) AND kind = $4 AND state IN ('open', 'approved')`, tasks, actor, decision, TaskPostgresChanged)
+		if err != nil || tag.RowsAffected() == 0 {
+			return err
+		}
+		return addAudit(ctx, tx, AuditEntry{
+			Actor: actor, Action: "postgres_changed_lifted", Reason: decision, Detail: map[string]any{"tasks": tasks, "refenced": refenced},
+		})
+	})
+}
+
 // ErrNotLiftedByHand says that a postgres_changed task does not end by a
 // person's word: claims were lost, and with them the reason why units of
 // RELEASED reservations may be sold again. Releases go on once those have been
 // fenced again (protocol §1).
-var ErrNotLiftedByHand = errors.New("a changed PostgreSQL is not lifted by hand: first every RELEASED reservation of the live versions has to be fenced again")
+var ErrNotLiftedByHand = errors.New("a changed PostgreSQL is not lifted by hand: the daemon lifts it once every RELEASED reservation of the live versions is fenced again; see the errors of its job refence")
 
 // ResolveTask ends a task, with actor and reason in it and in the audit trail.
 // It lifts the halt that the task is, but for [ErrNotLiftedByHand].
