@@ -148,7 +148,7 @@ func (d *Daemon) assemble() {
 		Observe: d.observes, Claims: claims, Changed: claims, Released: d.Redis, Scopes: live, Tasks: d.Postgres,
 	}
 	d.fencer = &fencer.Fencer{
-		Actor: actor, Claims: claims, Messages: messageEvidence{d.Evidence}, Settler: d.compensator, Resender: d.dispatch,
+		Actor: actor, Claims: claims, Messages: d.Evidence, Settler: d.compensator, Resender: d.dispatch,
 		Pager: d.Redis, Scopes: live, Tasks: d.Postgres, Policy: policy, Limits: limits(d.cfg.Fencer.Pass),
 	}
 }

@@ -127,7 +127,7 @@ func (d *Daemon) Explain(ctx context.Context, id string) (Explanation, error) {
 	}
 	if member.Reservation.MessageID != "" {
 		query := member.Reservation.MessageQuery()
-		e.Messages = messageEvidence{d.Evidence}.Gather(ctx, now, []reservation.MessageQuery{query})[query.MessageID]
+		e.Messages = d.Evidence.Gather(ctx, now, []reservation.MessageQuery{query})[query.MessageID]
 	}
 	e.Input.Messages = e.Messages
 	e.Action = reservation.Decide(e.Input)

@@ -175,22 +175,10 @@ func (s messageSender) Send(ctx context.Context, reservations []reservation.Rese
 	}
 	for k, sent := range s.Sender.Send(ctx, outgoing) {
 		results[at[k]] = reservation.SendResult{
-			Outcome: reservation.SendOutcome(sent.Outcome), Position: sent.Position, Cause: sent.Cause, Err: sent.Err,
+			Outcome: sent.Outcome, Position: sent.Position, Cause: sent.Cause, Err: sent.Err,
 		}
 	}
 	return results
-}
-
-// messageEvidence is RocketMQ as the fencer asks it.
-type messageEvidence struct{ *rocketmq.Evidence }
-
-// Gather is part of [fencer.Messages].
-func (e messageEvidence) Gather(ctx context.Context, nowMS int64, queries []reservation.MessageQuery) map[string]reservation.MessageEvidence {
-	asked := make([]rocketmq.Query, len(queries))
-	for i, q := range queries {
-		asked[i] = rocketmq.Query(q)
-	}
-	return e.Evidence.Gather(ctx, nowMS, asked)
 }
 
 // queueRegistry keeps the queues that were ever seen in PostgreSQL.

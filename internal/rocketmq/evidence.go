@@ -50,12 +50,7 @@ const (
 )
 
 // Query asks for the evidence of one message.
-type Query struct {
-	MessageID    string
-	ReservedAtMS int64  // reserved_at_ms: the message cannot be older
-	Sends        int64  // send_count + resend_count: a position counts only for at most one
-	Position     string // mq_position; "" if unknown
-}
+type Query = reservation.MessageQuery
 
 // Evidence gathers M of protocol §2. It keeps what its sweeps have read, so one
 // Evidence should live as long as the daemon. It is safe for concurrent use;

@@ -12,17 +12,18 @@ import (
 	"github.com/apache/rocketmq-client-go/v2/primitive"
 
 	"github.com/seckill/reconciler/internal/rocketmq/remoting"
+	"github.com/seckill/reconciler/reservation"
 )
 
 // Outcome is what is known after a send.
-type Outcome string
+type Outcome = reservation.SendOutcome
 
 // The outcomes of a send.
 const (
-	Stored      Outcome = "stored"      // acknowledged with full durability
-	Refused     Outcome = "refused"     // for the message's own sake: sending it again cannot help
-	Unavailable Outcome = "unavailable" // not stored, and nothing is wrong with the message: defer
-	Unknown     Outcome = "unknown"     // it may be stored, now or at any later time
+	Stored      = reservation.SendStored      // acknowledged with full durability
+	Refused     = reservation.SendRefused     // for the message's own sake: sending it again cannot help
+	Unavailable = reservation.SendUnavailable // not stored, and nothing is wrong with the message: defer
+	Unknown     = reservation.SendUnknown     // it may be stored, now or at any later time
 )
 
 // Causes of outcomes other than Stored, stable names.
