@@ -66,7 +66,7 @@ func (j *journal) JobSkipped(string, error) {}
 // JobFinished is part of [schedule.Recorder].
 func (j *journal) JobFinished(run schedule.Run) {
 	j.mu.Lock()
-	quiet := !run.Manual && run.Err == nil && !run.Items.Changed() && run.Finished.Sub(j.written[run.Job]) < quietInterval
+	quiet := !run.Manual && run.Err == nil && !run.Changed && run.Finished.Sub(j.written[run.Job]) < quietInterval
 	if !quiet {
 		j.written[run.Job] = run.Finished
 	}

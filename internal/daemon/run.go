@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seckill/reconciler/internal/admin"
+	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/schedule"
 )
@@ -149,7 +150,7 @@ func (d *Daemon) addJobs(s *schedule.Scheduler) error {
 	}
 	for _, w := range d.workers() {
 		e := every[w.name]
-		if err := s.Add(schedule.Job{Name: w.name, Schedule: "@every " + e.pause.String(), Limit: e.limit, Run: d.job(w)}); err != nil {
+		if err := s.Add(schedule.Job{Name: w.name, Schedule: "@every " + e.pause.String(), Limit: e.limit, Quiet: pass.QuietCounts(), Run: d.job(w)}); err != nil {
 			return err
 		}
 	}

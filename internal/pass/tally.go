@@ -166,6 +166,12 @@ func (t *Tally) ByRow() map[string]int {
 	return rows
 }
 
+// QuietCounts are the names in [Tally.Counts] of what was looked at and still
+// waits: with a broker away that is every pass.
+func QuietCounts() []string {
+	return []string{"seen", "unknown", DoneDeferred, DoneHalted, DoneSendBlocked}
+}
+
 // RowName is how a row of the table is shown: its number, or "orphan".
 func RowName(row int) string {
 	if row == reservation.RowOrphan {

@@ -32,6 +32,9 @@ type Job struct {
 	Schedule string
 	// Limit is the longest time of one run; its context ends then.
 	Limit time.Duration
+	// Quiet names items that alone are not worth a line in the log: what was
+	// looked at and still waits.
+	Quiet []string
 	// Run does one pass. It returns soon after its context ends, and what it has
 	// done so far even when it fails.
 	Run func(ctx context.Context) (Result, error)
@@ -52,10 +55,10 @@ func (j Job) validate() error {
 // Result is what one run did: how many items met which fate.
 type Result map[string]int
 
-// Changed says whether the run did anything worth a line in the log.
-func (r Result) Changed() bool {
-	for _, n := range r {
-		if n != 0 {
+// changed says whether the run did anything but the quiet items.
+func (r Result) changed(quiet []string) bool {
+	for name, n := range r {
+		if n != 0 && !slices.Contains(quiet, name) {
 			return true
 		}
 	}
@@ -105,6 +108,7 @@ type Run struct {
 	Outcome  Outcome
 	Items    Result
 	Err      error // nil exactly when Outcome is Succeeded
+	Changed  bool  // it did something that is worth a line in the log
 }
 
 // Reasons for which a run does not take place.

@@ -261,7 +261,7 @@ func logRun(log *slog.Logger, run Run) {
 			attrs = append(attrs, "stack", string(p.stack))
 		}
 		log.Error("job failed", attrs...)
-	case run.Items.Changed():
+	case run.Changed:
 		log.Info("job done", attrs...)
 	default:
 		log.Debug("job done", attrs...)
@@ -295,7 +295,7 @@ func (s *Scheduler) try(ctx context.Context, e *entry, manual bool) (Run, error)
 	}
 	run.Items, run.Err = recovered(ctx, e.job.Run)
 	run.Finished = time.Now()
-	run.Outcome = outcome(ctx, run.Err)
+	run.Outcome, run.Changed = outcome(ctx, run.Err), run.Items.changed(e.job.Quiet)
 	s.mu.Lock()
 	e.last = &run
 	s.mu.Unlock()
