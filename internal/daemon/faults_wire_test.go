@@ -26,7 +26,11 @@ func TestRepliesOfRedisAreLost(t *testing.T) {
 	daemon.awaitLog(1, logHolding)
 	s.subscribe(upstream.Subscription{}, nil)
 	var released, ordered []string
-	for range 30 {
+	unknown := func() int { return daemon.log.mentions("outcome unknown") }
+	for round := 0; round < 30 || unknown() == 0; round++ {
+		if round == 200 {
+			t.Fatal("no fault came in the middle of a script: the test proved nothing")
+		}
 		for range 4 {
 			released = append(released, s.lost(), s.expired("ENQUEUED", "REJECTED"))
 			ordered = append(ordered, s.expired(), s.expired("SEND_UNKNOWN"))
@@ -49,11 +53,7 @@ func TestRepliesOfRedisAreLost(t *testing.T) {
 	if err := s.is("ORDER_CREATED", ordered...); err != nil {
 		t.Error(err)
 	}
-	if n := daemon.log.mentions("outcome unknown"); n == 0 {
-		t.Error("no script's outcome was ever unknown: the test proved nothing")
-	} else {
-		t.Logf("%d passes had scripts of unknown outcome", n)
-	}
+	t.Logf("%d passes had scripts of unknown outcome", unknown())
 	daemon.end()
 }
 
