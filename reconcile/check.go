@@ -51,20 +51,51 @@ const (
 	CheckAllocationMismatch = "allocation_mismatch"
 	CheckCountDrift         = "count_drift"
 	CheckUnregisteredScope  = "unregistered_scope"
+	CheckStateRegressed     = "state_regressed"
+	CheckRetentionRisk      = "retention_risk"
+
+	CheckMalformedReservation     = "malformed_reservation"
+	CheckLostReservation          = "lost_reservation"
+	CheckDeficit                  = "deficit"
+	CheckStatusBehind             = "status_behind"
+	CheckOrderAfterReleasePending = "order_after_release_pending"
+	CheckOrderAfterRelease        = "order_after_release"
+	CheckReleaseWithoutClaim      = "release_without_claim"
+	CheckOrderCreatedWithoutOrder = "order_created_without_order"
+	CheckOrderAfterFence          = "order_after_fence"
+	CheckOrderMissing             = "order_missing"
+	CheckOrderWithoutClaim        = "order_without_claim"
+	CheckDuplicateOrder           = "duplicate_order"
+	CheckOrderScopeMismatch       = "order_scope_mismatch"
+	CheckUnknownOrderStatus       = "unknown_order_status"
+	CheckOrphanMember             = "orphan_member"
+	CheckLeakedReservation        = "leaked_reservation"
+	CheckUnindexedReservation     = "unindexed_reservation"
+	CheckLeftoverMember           = "leftover_member"
+	CheckUserMarkerMismatch       = "user_marker_mismatch"
+	CheckRequestResultMismatch    = "request_result_mismatch"
+	CheckMissingTTL               = "missing_ttl"
+	CheckCancelledHoldsStock      = "cancelled_order_holds_stock"
+)
+
+// The levels of checks: the cheapest pass that includes one.
+const (
+	LevelQuick = "quick" // every run
+	LevelSet   = "set"   // a run, in scopes with drift; with --deep in all
 )
 
 // Check is one thing that a run may look for.
 type Check struct {
 	ID       string     `json:"id"`
 	Severity Severity   `json:"severity"`
-	Level    string     `json:"level"`    // quick, set or deep: the cheapest pass that includes it
+	Level    string     `json:"level"`    // quick or set: the cheapest pass that includes it
 	Compares string     `json:"compares"` // what with what
 	Cost     string     `json:"cost"`     // what it reads
 	Repair   RepairKind `json:"repair"`
 	Advice   string     `json:"advice"` // what a person does about a finding
 
 	needs   needs
-	compare func(*skuReading) []contradiction
+	compare func(*skuReading) []contradiction // nil at LevelSet: [judge] makes those
 }
 
 // needs are the reads that a check rests on, so that a run makes only those
@@ -78,9 +109,11 @@ type needs struct {
 
 // registry lists the checks, cheapest first. A check is an item of its own: it
 // sees a reading and says what contradicts.
-var registry = []Check{
+var registry = slices.Concat(quickChecks, setChecks)
+
+var quickChecks = []Check{
 	{
-		ID: CheckConfigMissing, Severity: SeverityCritical, Level: ModeQuick,
+		ID: CheckConfigMissing, Severity: SeverityCritical, Level: LevelQuick,
 		Compares: "the registry with the keys meta and stock of each confirmed scope",
 		Cost:     "two HMGET a scope",
 		Repair:   RepairManual,
@@ -88,7 +121,7 @@ var registry = []Check{
 		needs:    needs{config: true}, compare: missingConfig,
 	},
 	{
-		ID: CheckInvariantBroken, Severity: SeverityCritical, Level: ModeQuick,
+		ID: CheckInvariantBroken, Severity: SeverityCritical, Level: LevelQuick,
 		Compares: "initial with available + reserved of each scope, none of them negative",
 		Cost:     "one script call a scope",
 		Repair:   RepairManual,
@@ -96,7 +129,7 @@ var registry = []Check{
 		needs:    needs{}, compare: brokenInvariant,
 	},
 	{
-		ID: CheckAllocationMismatch, Severity: SeverityCritical, Level: ModeQuick,
+		ID: CheckAllocationMismatch, Severity: SeverityCritical, Level: LevelQuick,
 		Compares: "the units allocated to a version with the initial stocks of its buckets and what is in transit",
 		Cost:     "one script call a bucket",
 		Repair:   RepairManual,
@@ -104,7 +137,7 @@ var registry = []Check{
 		needs:    needs{siblings: true}, compare: mismatchedAllocation,
 	},
 	{
-		ID: CheckCountDrift, Severity: SeverityCritical, Level: ModeQuick,
+		ID: CheckCountDrift, Severity: SeverityCritical, Level: LevelQuick,
 		Compares: "reserved with the undecided reservations in Redis and the orders in PostgreSQL",
 		Cost:     "two script calls a scope, the pages of reservation_expiry, a count of the SKU's orders, its cancelled orders",
 		Repair:   RepairNone,
@@ -112,12 +145,28 @@ var registry = []Check{
 		needs:    needs{orders: true}, compare: countDrift,
 	},
 	{
-		ID: CheckUnregisteredScope, Severity: SeverityError, Level: ModeQuick,
+		ID: CheckUnregisteredScope, Severity: SeverityError, Level: LevelQuick,
 		Compares: "the registry with the versions and buckets that orders of a registered SKU name",
 		Cost:     "a count of the SKU's orders",
 		Repair:   RepairManual,
 		Advice:   "register it with `reconciler scope import`, or find out who sells under a version that was never created",
 		needs:    needs{allOrders: true}, compare: unregisteredScopes,
+	},
+	{
+		ID: CheckStateRegressed, Severity: SeverityError, Level: LevelQuick,
+		Compares: "the state of each scope in the registry with that in Redis",
+		Cost:     "one script call a scope",
+		Repair:   RepairManual,
+		Advice:   "a failover undid the change: pause or close the scope again",
+		needs:    needs{}, compare: regressedStates,
+	},
+	{
+		ID: CheckRetentionRisk, Severity: SeverityWarning, Level: LevelQuick,
+		Compares: "the end of each scope's retention with what is undecided in it",
+		Cost:     "one script call a scope",
+		Repair:   RepairManual,
+		Advice:   "decide what is left before the keys expire: see `reconciler status` for what it waits for",
+		needs:    needs{}, compare: retentionRisks,
 	},
 }
 

@@ -3,7 +3,9 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/seckill/reconciler/reservation"
 )
@@ -12,6 +14,7 @@ import (
 type contradiction struct {
 	check   string
 	scope   reservation.Scope
+	subject string // the reservation or request; empty: the scope
 	cause   string // contradictions of different causes are different ones
 	lo, hi  int64  // by how much the sides differ, where that is a number; both bounds included
 	message string
@@ -210,6 +213,54 @@ func unregisteredScopes(k *skuReading) []contradiction {
 			check: CheckUnregisteredScope, scope: scope, cause: "orders",
 			message: fmt.Sprintf("%d orders name a scope that is not registered: nothing reconciles or recovers it", n.Active+n.Cancelled+n.Unknown),
 			pg:      map[string]any{"active": n.Active, "cancelled": n.Cancelled, "unknown_status": n.Unknown},
+		})
+	}
+	return out
+}
+
+// statesAhead are the states in Redis that a registered state rules out: the
+// control plane writes both, and a failover may undo only the one in Redis.
+var statesAhead = map[string][]string{
+	"ACTIVE": {"PREPARED"},
+	"PAUSED": {"PREPARED", "ACTIVE"},
+	"CLOSED": {"PREPARED", "ACTIVE", "PAUSED"},
+}
+
+// regressedStates: a failover undid PAUSED or CLOSED (protocol §5).
+func regressedStates(k *skuReading) []contradiction {
+	var out []contradiction
+	for _, s := range k.scopes {
+		if !s.full || !slices.Contains(statesAhead[s.bucket.State], s.state) {
+			continue
+		}
+		out = append(out, contradiction{
+			check: CheckStateRegressed, scope: s.scope, cause: s.bucket.State + ">" + s.state,
+			message: fmt.Sprintf("the scope is %s in the registry and %s in Redis", s.bucket.State, s.state),
+			redis:   map[string]any{"state": s.state}, pg: map[string]any{"state": s.bucket.State},
+		})
+	}
+	return out
+}
+
+// retentionRisk is how long before the end of its retention a scope should
+// have nothing undecided any more.
+const retentionRisk = 6 * time.Hour
+
+// retentionRisks: undecided reservations whose keys expire soon.
+func retentionRisks(k *skuReading) []contradiction {
+	var out []contradiction
+	for _, s := range k.scopes {
+		if !s.full || s.stock == nil || s.stock.Expiry == 0 || s.retentionMS <= 0 || s.nowMS <= 0 {
+			continue
+		}
+		left := time.Duration(s.retentionMS-s.nowMS) * time.Millisecond
+		if left > retentionRisk {
+			continue
+		}
+		out = append(out, contradiction{
+			check: CheckRetentionRisk, scope: s.scope, cause: "undecided",
+			message: fmt.Sprintf("%d reservations are undecided, and their keys expire in %s", s.stock.Expiry, left.Round(time.Minute)),
+			redis:   map[string]any{"reservation_expiry": s.stock.Expiry, "retention_until_ms": s.retentionMS},
 		})
 	}
 	return out

@@ -35,6 +35,8 @@ type Bucket struct {
 	Initial   int64
 	Confirmed bool // Redis was seen to hold it: from then on missing keys are config_missing
 	Expired   bool // past its retention: its keys are gone by design
+	State     string
+	Held      bool // a person holds it: nothing changes it
 }
 
 func (k SKU) scope(v Version, b Bucket) reservation.Scope {
@@ -79,6 +81,10 @@ type StockReply struct {
 	// type, a field that is no number. Its numbers mean nothing then.
 	Malformed string
 	Err       error
+
+	State       string // of meta; "" when it is not there
+	RetentionMS int64  // of meta; 0 when it is not there
+	NowMS       int64  // the time of the scope's node; 0 when it was not read
 }
 
 // FieldsReply names what is missing.

@@ -27,11 +27,14 @@ type scopeReading struct {
 	full    bool // to be read in this round
 	sibling bool // only its stock is to be read, for what the version's buckets share
 
-	stock     *Stock // the newest, nil when it was not read
-	malformed string // why the stock means nothing
-	missing   []string
-	failures  []Incomplete
-	moved     bool // the numbers changed while they were read
+	stock       *Stock // the newest, nil when it was not read
+	state       string // of meta
+	retentionMS int64
+	nowMS       int64
+	malformed   string // why the stock means nothing
+	missing     []string
+	failures    []Incomplete
+	moved       bool // the numbers changed while they were read
 
 	counted  bool // the numbers below are there
 	active   int64
@@ -164,6 +167,7 @@ func (r *reader) readStocks(ctx context.Context, scopes []*scopeReading) {
 			s.fail(SourceRedis, reply.Malformed)
 		default:
 			s.take(reply.Stock)
+			s.state, s.retentionMS, s.nowMS = reply.State, reply.RetentionMS, reply.NowMS
 			if missing := reply.missing(); len(missing) > 0 {
 				s.fail(SourceRedis, s.lacks(missing))
 			}

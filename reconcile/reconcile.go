@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -17,6 +18,9 @@ type Reconciler struct {
 	Registry Registry
 	Stocks   Stocks
 	Orders   Orders
+	// Members and Claims are for the set checks; without them none is made.
+	Members Members
+	Claims  Claims
 }
 
 // Options say what a run compares and how. The zero value compares everything.
@@ -30,6 +34,12 @@ type Options struct {
 	// Patience is the time that reads may lose to sources that do not answer,
 	// in one round; 0 means 30 s. Then the rest of the round is not tried.
 	Patience time.Duration
+
+	Deep bool // all members of all scopes, instead of those with drift alone
+	Rate int  // members a second that a set pass reads at most; 0: no limit
+	// Progress is told how many members a set pass has looked at, and of about
+	// how many.
+	Progress func(done, expected int64)
 }
 
 // Validate finds mistakes that need no source to be seen: unknown checks.
@@ -79,6 +89,9 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	if r.Members == nil || r.Claims == nil {
+		checks = slices.DeleteFunc(checks, func(c Check) bool { return c.Level == LevelSet })
+	}
 	run := newRun(r, checks, o)
 	for run.round = 1; ; run.round++ {
 		if err := run.oneRound(ctx); err != nil {
@@ -91,13 +104,18 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 			return nil, err
 		}
 	}
+	if err := run.setPass(ctx); err != nil {
+		return nil, err
+	}
 	return run.result(), nil
 }
 
 // run is the state of a run between its rounds.
 type run struct {
+	source  *Reconciler
 	reader  reader
 	checks  []Check
+	skus    []SKU // as the last round read them
 	options Options
 	report  *Report
 	round   int
@@ -131,8 +149,8 @@ type skuName struct{ activityID, skuID string }
 func newRun(r *Reconciler, checks []Check, o Options) *run {
 	o.Batch, o.Rounds, o.Tries = orDefault(o.Batch, defaultBatch), orDefault(o.Rounds, defaultRounds), orDefault(o.Tries, defaultTries)
 	o.Patience = orDefault(o.Patience, defaultPatience)
-	return &run{
-		reader: reader{
+	started := &run{
+		source: r, reader: reader{
 			registry: r.Registry, stocks: r.Stocks, orders: r.Orders, needs: union(checks),
 			batch: o.Batch, tries: o.Tries,
 		},
@@ -140,6 +158,10 @@ func newRun(r *Reconciler, checks []Check, o Options) *run {
 		latest: map[reservation.Scope]*scopeReading{}, moved: map[reservation.Scope]bool{},
 		summed: map[reservation.Scope]bool{}, open: map[subject]*standing{}, retry: map[reservation.Scope]bool{}, retrySKU: map[skuName]bool{},
 	}
+	if o.Deep {
+		started.report.Mode = ModeDeep
+	}
+	return started
 }
 
 // orDefault is n, or the fallback where n is not set.
@@ -162,6 +184,7 @@ func (r *run) oneRound(ctx context.Context) error {
 		r.report.Incomplete = append(r.report.Incomplete, Incomplete{Source: SourcePostgres, Reason: oneLine(err.Error())})
 		return nil
 	}
+	r.skus = skus
 	readings, asked := r.prepare(skus)
 	if r.round == 1 && asked == 0 && !r.options.Filter.empty() {
 		return ErrNoScope
@@ -311,6 +334,9 @@ func (s *scopeReading) differs(later *scopeReading) bool {
 func (r *run) weigh(k *skuReading) {
 	seen := map[subject]contradiction{}
 	for _, check := range r.checks {
+		if check.compare == nil {
+			continue
+		}
 		for _, c := range check.compare(k) {
 			if r.options.Filter.match(c.scope) {
 				seen[subject{c.check, c.scope}] = c
@@ -406,7 +432,7 @@ func (r *run) result() *Report {
 	}
 	for key, st := range r.open {
 		switch {
-		case st.same, st.alike && st.rounds >= persistent:
+		case st.settled():
 			r.report.Findings = append(r.report.Findings, r.finding(key, st))
 		case r.broken, r.latest[key.scope] != nil && r.latest[key.scope].failed(): // says already why it is not settled
 		default:
@@ -422,12 +448,17 @@ func (r *run) result() *Report {
 }
 
 func (r *run) finding(key subject, st *standing) Finding {
-	check := r.checks[slices.IndexFunc(r.checks, func(c Check) bool { return c.ID == key.check })]
+	check := r.check(key.check)
 	return Finding{
-		Check: check.ID, Severity: check.Severity, Scope: jsonScope(key.scope), Subject: key.scope.Tag(),
+		Check: check.ID, Severity: check.Severity, Scope: jsonScope(key.scope), Subject: cmp.Or(st.last.subject, key.scope.Tag()),
 		Message: st.last.message, Evidence: Evidence{Redis: st.last.redis, Postgres: st.last.pg}, Rounds: st.rounds,
 		Repair: Repair{Kind: check.Repair, State: RepairStateNone, Detail: check.Advice},
 	}
+}
+
+// check is the check of a name that is made.
+func (r *run) check(id string) Check {
+	return r.checks[slices.IndexFunc(r.checks, func(c Check) bool { return c.ID == id })]
 }
 
 // row is the scope's row; its verdict follows from the whole report.

@@ -255,12 +255,19 @@ func (s *sale) leak(scope reservation.Scope, units int) {
 	}
 }
 
+// options are those of a run of the quick checks alone.
 func (s *sale) options() reconcile.Options {
-	return reconcile.Options{Settle: 20 * time.Millisecond, Batch: 100}
+	o := reconcile.Options{Settle: 20 * time.Millisecond, Batch: 100}
+	for _, c := range reconcile.Checks() {
+		if c.Level == reconcile.LevelQuick {
+			o.Checks = append(o.Checks, c.ID)
+		}
+	}
+	return o
 }
 
 func (s *sale) reconciler() *reconcile.Reconciler {
-	return &reconcile.Reconciler{Registry: s.orders, Stocks: s.stocks, Orders: s.orders}
+	return &reconcile.Reconciler{Registry: s.orders, Stocks: s.stocks, Orders: s.orders, Members: s.stocks, Claims: s.orders}
 }
 
 func (s *sale) run(o reconcile.Options) *reconcile.Report {

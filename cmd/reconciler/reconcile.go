@@ -19,12 +19,16 @@ import (
 
 func newReconcile(a *app) *cobra.Command {
 	var checks []string
-	var listChecks bool
+	var listChecks, deep bool
+	var rate int
 	cmd := &cobra.Command{
 		Use:   "reconcile",
 		Short: "Compare the stock in Redis with the orders in PostgreSQL",
 		Long: `Compares, and changes nothing: the invariants of each scope, what was allocated with
 what its buckets hold, and the reserved units with reservations and orders.
+
+In scopes with drift, and with --deep in all, every order is compared with its
+reservation and every reservation with its claim, to name what is behind it.
 
 What contradicts is read again, reconcile.settle later, and counts only if it stands.
 A scope whose numbers changed meanwhile is marked as in motion; that is no fault.
@@ -33,12 +37,15 @@ Exit status: 0 consistent, 2 drift confirmed, 3 something could not be read or s
 whether or not there is drift too.`,
 		Example: `  reconciler reconcile
   reconciler reconcile --activity 10001 --sku 88001 --output json
+  reconciler reconcile --deep
   reconciler reconcile --checks invariant_broken,allocation_mismatch
   reconciler reconcile --list-checks`,
 		Args: args(),
 	}
 	selected := selectorFlags(cmd, false)
 	cmd.Flags().StringSliceVar(&checks, "checks", nil, "`ids` of the checks to make (default: all)")
+	cmd.Flags().BoolVar(&deep, "deep", false, "compare every order and every reservation of all scopes")
+	cmd.Flags().IntVar(&rate, "rate", 20_000, "most `reservations` a second that are read one by one (0: no limit)")
 	cmd.Flags().BoolVar(&listChecks, "list-checks", false, "list the checks and end")
 	settingFlag(cmd.Flags(), "reconcile.settle", "settle", "`pause` between two rounds")
 	out := outputFlag(a, cmd)
@@ -46,7 +53,7 @@ whether or not there is drift too.`,
 		if listChecks {
 			return printChecks(out)
 		}
-		options := reconcile.Options{Filter: selected.reconcileFilter(), Checks: checks}
+		options := reconcile.Options{Filter: selected.reconcileFilter(), Checks: checks, Deep: deep, Rate: rate}
 		if err := options.Validate(); err != nil {
 			return usageError(cmd, err)
 		}
@@ -103,7 +110,7 @@ func reconcileOnce(ctx context.Context, c config.Config, o reconcile.Options) (*
 	if err != nil {
 		return nil, err
 	}
-	return (&reconcile.Reconciler{Registry: orders, Stocks: stocks, Orders: orders}).Run(ctx, o)
+	return (&reconcile.Reconciler{Registry: orders, Stocks: stocks, Orders: orders, Members: stocks, Claims: orders}).Run(ctx, o)
 }
 
 func reportVerdict(r *reconcile.Report) error {

@@ -20,7 +20,8 @@ func (s *Store) SKUs(ctx context.Context, activityID, skuID string) ([]reconcile
 	const action = "read the scope registry"
 	rows, err := s.pool.Query(ctx, `
 		SELECT a.activity_id, a.sku_id, a.activity_version, a.total, a.buckets,
-		       s.bucket_id, s.initial, s.confirmed_at IS NOT NULL, s.retention_until <= clock_timestamp() + $3
+		       s.bucket_id, s.initial, s.confirmed_at IS NOT NULL, s.retention_until <= clock_timestamp() + $3,
+		       s.state, s.held_at IS NOT NULL
 		FROM seckill.scope_allocation AS a JOIN seckill.scope AS s USING (activity_id, sku_id, activity_version)
 		WHERE ($1 = '' OR a.activity_id = $1) AND ($2 = '' OR a.sku_id = $2)
 		ORDER BY a.activity_id, a.sku_id, a.activity_version, s.bucket_id`,
@@ -33,7 +34,7 @@ func (s *Store) SKUs(ctx context.Context, activityID, skuID string) ([]reconcile
 	var v reconcile.Version
 	var b reconcile.Bucket
 	_, err = pgx.ForEachRow(rows, []any{
-		&activity, &sku, &v.Number, &v.Allocated, &v.Count, &b.ID, &b.Initial, &b.Confirmed, &b.Expired,
+		&activity, &sku, &v.Number, &v.Allocated, &v.Count, &b.ID, &b.Initial, &b.Confirmed, &b.Expired, &b.State, &b.Held,
 	}, func() error {
 		if n := len(skus); n == 0 || skus[n-1].ActivityID != activity || skus[n-1].SKUID != sku {
 			skus = append(skus, reconcile.SKU{ActivityID: activity, SKUID: sku})

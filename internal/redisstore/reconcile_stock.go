@@ -23,6 +23,8 @@ func (s *Store) Stocks(ctx context.Context, scopes []reservation.Scope) []reconc
 		switch {
 		case snapshot.Err == nil:
 			replies[i].Stock = stockOf(snapshot.SnapshotReply)
+			replies[i].State = string(snapshot.State)
+			replies[i].RetentionMS, replies[i].NowMS = max(snapshot.RetentionUntilMS, 0), snapshot.TimeMS
 		case errors.Is(snapshot.Err, lua.ErrWrongData):
 			refused = append(refused, i)
 		default:
@@ -193,6 +195,11 @@ func missingOf(key string, fields []string, values []any) []string {
 // ExpiryPages reads pages of reservation_expiry. ZSCAN and not a range by
 // score: while workers move scores, only ZSCAN meets every member that stays.
 func (s *Store) ExpiryPages(ctx context.Context, requests []reconcile.PageRequest) []reconcile.PageReply {
+	return s.IndexPages(ctx, reservation.ReservationExpiry, requests)
+}
+
+// IndexPages is ExpiryPages for either index.
+func (s *Store) IndexPages(ctx context.Context, index reservation.Index, requests []reconcile.PageRequest) []reconcile.PageReply {
 	replies := make([]reconcile.PageReply, len(requests))
 	if len(requests) == 0 {
 		return replies
@@ -200,7 +207,7 @@ func (s *Store) ExpiryPages(ctx context.Context, requests []reconcile.PageReques
 	pipe := s.reading.Pipeline()
 	cmds := make([]*redis.ScanCmd, len(requests))
 	for i, r := range requests {
-		cmds[i] = pipe.ZScan(ctx, r.Scope.IndexKey(reservation.ReservationExpiry), r.Cursor, "", int64(r.Limit))
+		cmds[i] = pipe.ZScan(ctx, r.Scope.IndexKey(index), r.Cursor, "", int64(r.Limit))
 	}
 	bound, cancel := s.bound(ctx)
 	defer cancel()
@@ -208,7 +215,7 @@ func (s *Store) ExpiryPages(ctx context.Context, requests []reconcile.PageReques
 	for i, r := range requests {
 		pairs, cursor, err := cmds[i].Result()
 		if err != nil {
-			replies[i].Err = fmt.Errorf("read reservation_expiry of %s: %w", r.Scope, err)
+			replies[i].Err = fmt.Errorf("read %s of %s: %w", index, r.Scope, err)
 			continue
 		}
 		replies[i].Cursor = cursor

@@ -1,0 +1,176 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/seckill/reconciler/reconcile"
+	"github.com/seckill/reconciler/reservation"
+)
+
+// neverExpires is what PTTL replies for a key without an expiry.
+const neverExpires = -1
+
+// MemberStates reads reservations with their places in the indexes, their
+// users' markers and the results of their requests. The latter two are where
+// the hash says; without one, where the query says.
+func (s *Store) MemberStates(ctx context.Context, queries []reconcile.MemberQuery) []reconcile.MemberState {
+	states := make([]reconcile.MemberState, len(queries))
+	if len(queries) == 0 {
+		return states
+	}
+	refs := make([]Ref, len(queries))
+	for i, q := range queries {
+		refs[i] = Ref{q.Scope, q.ID}
+	}
+	for i, m := range s.Members(ctx, refs) {
+		states[i].Member, states[i].Err = m.Member, m.Err
+	}
+	type commands struct {
+		expiry          *redis.IntCmd
+		marker, request *redis.StringCmd
+	}
+	pipe := s.reading.Pipeline()
+	cmds := make([]commands, len(queries))
+	for i, q := range queries {
+		user, request := q.UserID, q.RequestID
+		if r := states[i].Reservation; !states[i].Missing && states[i].Malformed == nil {
+			user, request = r.UserID, r.RequestID
+		}
+		cmds[i].expiry = redis.NewIntCmd(ctx, "pttl", q.Scope.ReservationKey(q.ID))
+		_ = pipe.Process(ctx, cmds[i].expiry)
+		if user != "" {
+			cmds[i].marker = pipe.Get(ctx, q.Scope.UserKey(user))
+		}
+		if request != "" {
+			cmds[i].request = pipe.HGet(ctx, q.Scope.RequestKey(request), request)
+		}
+	}
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	_, _ = pipe.Exec(bound) // each command has its own error
+	for i, q := range queries {
+		state := &states[i]
+		if state.Err != nil {
+			continue
+		}
+		var errs [2]error
+		state.NoExpiry = cmds[i].expiry.Val() == neverExpires
+		state.Marker, errs[0] = stringOf(cmds[i].marker)
+		state.Request, errs[1] = stringOf(cmds[i].request)
+		if err := errors.Join(cmds[i].expiry.Err(), errs[0], errs[1]); err != nil {
+			state.Err = fmt.Errorf("read what belongs to reservation %s of %s: %w", q.ID, q.Scope, err)
+		}
+	}
+	return states
+}
+
+// stringOf is a command's reply; "" where it was not asked for or has none. A
+// key of another type names nothing either.
+func stringOf(cmd *redis.StringCmd) (string, error) {
+	if cmd == nil {
+		return "", nil
+	}
+	value, err := cmd.Result()
+	if errors.Is(err, redis.Nil) || isWrongType(err) {
+		return "", nil
+	}
+	return value, err
+}
+
+// ResultPages reads pages of request shards.
+func (s *Store) ResultPages(ctx context.Context, requests []reconcile.ShardRequest) []reconcile.ShardReply {
+	replies := make([]reconcile.ShardReply, len(requests))
+	if len(requests) == 0 {
+		return replies
+	}
+	pipe := s.reading.Pipeline()
+	cmds := make([]*redis.ScanCmd, len(requests))
+	for i, r := range requests {
+		cmds[i] = pipe.HScan(ctx, r.Scope.RequestShardKey(r.Shard), r.Cursor, "", int64(r.Limit))
+	}
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	_, _ = pipe.Exec(bound) // each command has its own error
+	for i, r := range requests {
+		pairs, cursor, err := cmds[i].Result()
+		if err != nil {
+			replies[i].Err = fmt.Errorf("read request shard %03d of %s: %w", r.Shard, r.Scope, err)
+			continue
+		}
+		replies[i].Cursor = cursor
+		for j := 0; j+1 < len(pairs); j += 2 { // field, value
+			replies[i].Results = append(replies[i].Results, reconcile.RequestResult{
+				Scope: r.Scope, Shard: r.Shard, RequestID: pairs[j], Value: pairs[j+1],
+			})
+		}
+	}
+	return replies
+}
+
+// Results reads single request results.
+func (s *Store) Results(ctx context.Context, results []reconcile.RequestResult) []reconcile.ResultReply {
+	replies := make([]reconcile.ResultReply, len(results))
+	if len(results) == 0 {
+		return replies
+	}
+	pipe := s.reading.Pipeline()
+	cmds := make([]*redis.StringCmd, len(results))
+	for i, r := range results {
+		cmds[i] = pipe.HGet(ctx, r.Scope.RequestShardKey(r.Shard), r.RequestID)
+	}
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	_, _ = pipe.Exec(bound) // each command has its own error
+	for i, r := range results {
+		replies[i].RequestResult = r
+		if replies[i].Value, replies[i].Err = stringOf(cmds[i]); replies[i].Err != nil {
+			replies[i].Err = fmt.Errorf("read request %s of %s: %w", r.RequestID, r.Scope, replies[i].Err)
+		}
+	}
+	return replies
+}
+
+// Immortal names the scopes' own keys that exist and never expire: meta,
+// stock, both indexes, soldout and the request shards.
+func (s *Store) Immortal(ctx context.Context, scopes []reservation.Scope) []reconcile.FieldsReply {
+	replies := make([]reconcile.FieldsReply, len(scopes))
+	if len(scopes) == 0 {
+		return replies
+	}
+	pipe := s.reading.Pipeline()
+	keys := make([][]string, len(scopes))
+	cmds := make([][]*redis.IntCmd, len(scopes))
+	for i, scope := range scopes {
+		keys[i] = []string{
+			scope.MetaKey(), scope.StockKey(), scope.SoldOutKey(),
+			scope.IndexKey(reservation.SendPending), scope.IndexKey(reservation.ReservationExpiry),
+		}
+		for shard := range reservation.RequestShards {
+			keys[i] = append(keys[i], scope.RequestShardKey(shard))
+		}
+		for _, key := range keys[i] {
+			cmd := redis.NewIntCmd(ctx, "pttl", key)
+			_ = pipe.Process(ctx, cmd)
+			cmds[i] = append(cmds[i], cmd)
+		}
+	}
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	_, _ = pipe.Exec(bound) // each command has its own error
+	for i, scope := range scopes {
+		for j, cmd := range cmds[i] {
+			if err := cmd.Err(); err != nil {
+				replies[i].Err = fmt.Errorf("read the expiry of the keys of %s: %w", scope, err)
+				break
+			}
+			if cmd.Val() == neverExpires {
+				replies[i].Missing = append(replies[i].Missing, keys[i][j])
+			}
+		}
+	}
+	return replies
+}
