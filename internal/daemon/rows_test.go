@@ -31,7 +31,20 @@ func (s *sale) passes(d *daemon.Daemon, n int) daemon.Verdict {
 // them to where its row of the table says (protocol §3).
 func TestEveryRowIsDrivenToItsEnd(t *testing.T) {
 	t.Parallel()
-	s := newSale(t, stacktest.Shared(t))
+	stack := stacktest.Shared(t)
+	for name, addrs := range map[string][]string{
+		"standalone": {stack.Redis().Addr()}, "7.0": {stack.RedisFloor().Addr()}, "cluster": stack.Cluster().Addrs(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			driveEveryRow(newSale(t, stack, func(c *config.Config) { c.Redis.Addrs = addrs }))
+		})
+	}
+}
+
+func driveEveryRow(s *sale) {
+	t := s.t
+	t.Helper()
 	d := s.open()
 	claim := func(id, outcome string) {
 		s.exec(`INSERT INTO seckill.reservation_claim (reservation_id, outcome, claimed_by) VALUES ($1, $2, 'test')`, id, outcome)
