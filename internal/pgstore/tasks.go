@@ -198,35 +198,52 @@ func (s *Store) LiftChanged(ctx context.Context, tasks []int64, refenced int) er
 // fenced again (protocol §1).
 var ErrNotLiftedByHand = errors.New("a changed PostgreSQL is not lifted by hand: the daemon lifts it once every RELEASED reservation of the live versions is fenced again; see the errors of its job refence")
 
+// ErrHaltNotRejected says that a release_storm task cannot be rejected: the
+// open task is the halt, and no other end of it means that releases stay
+// halted.
+var ErrHaltNotRejected = errors.New("rejecting the task would lift the halt that it is: resolve it to let releases go on, or leave it open")
+
 // ResolveTask ends a task, with actor and reason in it and in the audit trail.
 // It lifts the halt that the task is, but for [ErrNotLiftedByHand].
 // [ErrNotFound]: no such task; a
 // [*TaskDecidedError]: it is rejected or resolved already. Needs
 // seckill_operator by custom; the daemon's rights suffice.
 func (s *Store) ResolveTask(ctx context.Context, id int64, actor, reason string) error {
-	return s.write(ctx, "resolve a task", func(tx pgx.Tx) error {
+	return s.decideTask(ctx, id, TaskResolved, actor, reason)
+}
+
+// RejectTask ends a task without doing what it proposes, with actor and reason
+// in it and in the audit trail. A cause that stays is reported as another task.
+// Errors are those of ResolveTask, and [ErrHaltNotRejected].
+func (s *Store) RejectTask(ctx context.Context, id int64, actor, reason string) error {
+	return s.decideTask(ctx, id, TaskRejected, actor, reason)
+}
+
+func (s *Store) decideTask(ctx context.Context, id int64, as TaskState, actor, reason string) error {
+	return s.write(ctx, "end a task", func(tx pgx.Tx) error {
 		var t Task
 		err := tx.QueryRow(ctx, `
-			UPDATE seckill.manual_task SET state = 'resolved', decided_at = clock_timestamp(), decided_by = $2, decision = $3
+			UPDATE seckill.manual_task SET state = $4, decided_at = clock_timestamp(), decided_by = $2, decision = $3
 			WHERE id = $1 AND state IN ('open', 'approved') RETURNING kind, scope, cause`,
-			id, actor, reason).Scan(&t.Kind, &t.Scope, &t.Cause)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return notResolved(ctx, tx, id)
-		}
-		if err != nil {
+			id, actor, reason, as).Scan(&t.Kind, &t.Scope, &t.Cause)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return notDecided(ctx, tx, id)
+		case err != nil:
 			return err
-		}
-		if t.Kind == TaskPostgresChanged {
+		case t.Kind == TaskPostgresChanged:
 			return ErrNotLiftedByHand // and the transaction takes the change back
+		case t.Kind == TaskReleaseStorm && as == TaskRejected:
+			return ErrHaltNotRejected
 		}
 		return addAudit(ctx, tx, AuditEntry{
-			Actor: actor, Action: "task_resolved", Scope: t.Scope, Subject: strconv.FormatInt(id, 10), Reason: reason,
+			Actor: actor, Action: "task_" + string(as), Scope: t.Scope, Subject: strconv.FormatInt(id, 10), Reason: reason,
 			Detail: map[string]any{"kind": t.Kind, "cause": t.Cause},
 		})
 	})
 }
 
-func notResolved(ctx context.Context, tx pgx.Tx, id int64) error {
+func notDecided(ctx context.Context, tx pgx.Tx, id int64) error {
 	decided := TaskDecidedError{ID: id}
 	err := tx.QueryRow(ctx, `SELECT state, coalesce(decided_by, '') FROM seckill.manual_task WHERE id = $1`, id).
 		Scan(&decided.State, &decided.By)

@@ -105,6 +105,18 @@ CREATE TABLE seckill.manual_task (
 -- An approved task is still to be carried out, so it is not opened again beside.
 CREATE UNIQUE INDEX manual_task_unresolved ON seckill.manual_task (kind, scope, cause) WHERE state IN ('open', 'approved');
 
+-- What was proposed to a person for the members behind a task, and the state
+-- of the world that the proposal rests on: it is carried out only while both
+-- sides still show it (protocol §5).
+CREATE TABLE seckill.task_proposal (
+    task_id        bigint NOT NULL REFERENCES seckill.manual_task ON DELETE CASCADE,
+    reservation_id text NOT NULL,
+    action         text NOT NULL,
+    expected       jsonb NOT NULL,
+    proposed_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (task_id, reservation_id)
+);
+
 CREATE TABLE seckill.job (
     name             text PRIMARY KEY,
     paused           boolean NOT NULL DEFAULT false,
@@ -177,10 +189,10 @@ CREATE TABLE seckill.lease (
 
 GRANT SELECT ON ALL TABLES IN SCHEMA seckill TO seckill_daemon, seckill_operator;
 GRANT INSERT, UPDATE ON seckill.scope_allocation, seckill.scope, seckill.expected_queue, seckill.server_identity,
-    seckill.bucket_transfer, seckill.manual_task, seckill.job, seckill.reconcile_run, seckill.finding, seckill.lease
+    seckill.bucket_transfer, seckill.manual_task, seckill.task_proposal, seckill.job, seckill.reconcile_run, seckill.finding, seckill.lease
     TO seckill_daemon, seckill_operator;
 GRANT INSERT ON seckill.audit_log TO seckill_daemon, seckill_operator; -- and nobody may change or delete
-GRANT DELETE ON seckill.manual_task, seckill.reconcile_run, seckill.finding, seckill.bucket_transfer
+GRANT DELETE ON seckill.manual_task, seckill.task_proposal, seckill.reconcile_run, seckill.finding, seckill.bucket_transfer
     TO seckill_daemon, seckill_operator; -- purge, by policy
 GRANT DELETE ON seckill.expected_queue TO seckill_operator; -- broker forget is a person's decision
 GRANT INSERT ON seckill.forgotten_broker TO seckill_operator;
@@ -192,6 +204,7 @@ DROP TABLE seckill.audit_log;
 DROP TABLE seckill.finding;
 DROP TABLE seckill.reconcile_run;
 DROP TABLE seckill.job;
+DROP TABLE seckill.task_proposal;
 DROP TABLE seckill.manual_task;
 DROP TABLE seckill.bucket_transfer;
 DROP TABLE seckill.server_identity;
