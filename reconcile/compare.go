@@ -18,6 +18,7 @@ type contradiction struct {
 	cause   string // contradictions of different causes are different ones
 	lo, hi  int64  // by how much the sides differ, where that is a number; both bounds included
 	message string
+	manual  bool // this one is not repaired automatically, whatever its check
 	redis   map[string]any
 	pg      map[string]any
 }

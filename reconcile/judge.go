@@ -82,9 +82,9 @@ func judgeMissing(v view) []contradiction {
 	named := namesRequest(s.Request, s.ID)
 	switch {
 	case v.evidence.State == reservation.OrderExists && v.evidence.Active:
-		return []contradiction{v.found(CheckLostReservation, "active", "active order "+v.evidence.OrderID+", and no reservation")}
+		return []contradiction{v.lost("active", "active order "+v.evidence.OrderID+", and no reservation")}
 	case v.evidence.State == reservation.OrderExists && (indexed || named || s.Marker == s.ID):
-		return []contradiction{v.found(CheckLostReservation, "cancelled", "cancelled order "+v.evidence.OrderID+" whose unit is still deducted, and no reservation")}
+		return []contradiction{v.lost("cancelled", "cancelled order "+v.evidence.OrderID+" whose unit is still deducted, and no reservation")}
 	case v.evidence.State == reservation.OrderExists: // the whole reserve was undone: it holds nothing
 		return nil
 	case indexed:
@@ -94,6 +94,17 @@ func judgeMissing(v view) []contradiction {
 	default: // not there at all
 		return nil
 	}
+}
+
+// lost is a lost reservation. Its order must say whose it is, or a person has
+// to (protocol §2).
+func (v view) lost(cause, message string) contradiction {
+	c := v.found(CheckLostReservation, cause, message)
+	o := v.record.Orders[0]
+	if reservation.ValidateID(o.UserID) != nil || reservation.ValidateID(o.RequestID) != nil {
+		c.manual, c.message = true, message+"; restore_impossible: the order names no user or no request"
+	}
+	return c
 }
 
 // judgeStatus compares the status with what PostgreSQL has decided.
@@ -168,7 +179,9 @@ func judgeMarker(v view) []contradiction {
 	s := v.state
 	if s.Reservation.Status == reservation.StatusReleased {
 		if s.Marker == s.ID {
-			return []contradiction{v.found(CheckUserMarkerMismatch, "of_released", "the user's marker names it, and it is RELEASED")}
+			c := v.found(CheckUserMarkerMismatch, "of_released", "the user's marker names it, and it is RELEASED")
+			c.manual = true // no script removes a marker alone
+			return []contradiction{c}
 		}
 		return nil
 	}

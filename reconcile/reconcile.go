@@ -21,6 +21,9 @@ type Reconciler struct {
 	// Members and Claims are for the set checks; without them none is made.
 	Members Members
 	Claims  Claims
+	// Mender and Guard are for repairs; without them none is made.
+	Mender Mender
+	Guard  Guard
 }
 
 // Options say what a run compares and how. The zero value compares everything.
@@ -40,6 +43,9 @@ type Options struct {
 	// Progress is told how many members a set pass has looked at, and of about
 	// how many.
 	Progress func(done, expected int64)
+	Repair   *RepairOptions // nil: nothing is planned and nothing changed
+
+	also map[reservation.Scope]*scopeReading // scopes that a run after repairs looks at again
 }
 
 // Validate finds mistakes that need no source to be seen: unknown checks.
@@ -83,7 +89,8 @@ const (
 // takes to settle what contradicts. Sources that cannot be read are in the
 // report, which is incomplete then; the error is for what makes a report
 // impossible: unknown checks ([ErrUnknownCheck]), a filter that selects nothing
-// ([ErrNoScope]), and a run that was cancelled.
+// ([ErrNoScope]), and a run that was cancelled. After repairs everything is read
+// again, and the report is of the state then.
 func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	checks, err := selectChecks(o.Checks)
 	if err != nil {
@@ -92,6 +99,28 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	if r.Members == nil || r.Claims == nil {
 		checks = slices.DeleteFunc(checks, func(c Check) bool { return c.Level == LevelSet })
 	}
+	run, err := r.read(ctx, checks, o)
+	if err != nil {
+		return nil, err
+	}
+	report := run.result()
+	if o.Repair == nil || r.Mender == nil || r.Guard == nil || run.sets == nil || len(run.sets.queries) == 0 {
+		return report, nil
+	}
+	p := &repairer{sets: run.sets, mender: r.Mender, guard: r.Guard, options: *o.Repair, report: report, deficit: map[Ref]bool{}}
+	if err := p.repair(ctx); err != nil || !p.tried {
+		return report, err
+	}
+	o.also = run.sets.targets
+	after, err := r.read(ctx, checks, o)
+	if err != nil {
+		return nil, err
+	}
+	return p.merge(after.result()), nil
+}
+
+// read makes the rounds and the set pass.
+func (r *Reconciler) read(ctx context.Context, checks []Check, o Options) (*run, error) {
 	run := newRun(r, checks, o)
 	for run.round = 1; ; run.round++ {
 		if err := run.oneRound(ctx); err != nil {
@@ -107,7 +136,7 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	if err := run.setPass(ctx); err != nil {
 		return nil, err
 	}
-	return run.result(), nil
+	return run, nil
 }
 
 // run is the state of a run between its rounds.
@@ -116,6 +145,7 @@ type run struct {
 	reader  reader
 	checks  []Check
 	skus    []SKU // as the last round read them
+	sets    *sets // of the set pass
 	options Options
 	report  *Report
 	round   int
@@ -449,10 +479,14 @@ func (r *run) result() *Report {
 
 func (r *run) finding(key subject, st *standing) Finding {
 	check := r.check(key.check)
+	kind := check.Repair
+	if st.last.manual {
+		kind = RepairManual
+	}
 	return Finding{
 		Check: check.ID, Severity: check.Severity, Scope: jsonScope(key.scope), Subject: cmp.Or(st.last.subject, key.scope.Tag()),
 		Message: st.last.message, Evidence: Evidence{Redis: st.last.redis, Postgres: st.last.pg}, Rounds: st.rounds,
-		Repair: Repair{Kind: check.Repair, State: RepairStateNone, Detail: check.Advice},
+		Repair: Repair{Kind: kind, State: RepairStateNone, Detail: check.Advice},
 	}
 }
 

@@ -40,7 +40,7 @@ type Report struct {
 	Scopes     []ScopeReport  `json:"scopes"`
 	Findings   []Finding      `json:"findings"`
 	Incomplete []Incomplete   `json:"incomplete"`
-	Summary    map[string]int `json:"summary"` // findings of each check that was made
+	Summary    map[string]int `json:"summary"` // findings that stand, of each check that was made
 }
 
 // ScopeReport is one scope's row. What could not be read, or was not asked
@@ -125,6 +125,10 @@ type Repair struct {
 	Kind   RepairKind  `json:"kind"`
 	State  RepairState `json:"state"`
 	Detail string      `json:"detail"`
+	// Before and After are the values that a repair changed, as they were read
+	// right before and right after it.
+	Before map[string]any `json:"before,omitempty"`
+	After  map[string]any `json:"after,omitempty"`
 }
 
 // The sources of [Incomplete].
@@ -179,7 +183,13 @@ func (r *Report) finish(at time.Time) {
 		return cmp.Or(compareOptionalScopes(a.Scope, b.Scope), cmp.Compare(a.Source, b.Source), cmp.Compare(a.Reason, b.Reason))
 	})
 	drift := map[Scope]bool{}
+	for id := range r.Summary {
+		r.Summary[id] = 0
+	}
 	for _, f := range r.Findings {
+		if f.Repair.State == RepairStateDone { // it stands no more
+			continue
+		}
 		r.Summary[f.Check]++
 		if f.Severity.Drift() {
 			drift[f.Scope] = true

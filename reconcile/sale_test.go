@@ -267,7 +267,7 @@ func (s *sale) options() reconcile.Options {
 }
 
 func (s *sale) reconciler() *reconcile.Reconciler {
-	return &reconcile.Reconciler{Registry: s.orders, Stocks: s.stocks, Orders: s.orders, Members: s.stocks, Claims: s.orders}
+	return &reconcile.Reconciler{Registry: s.orders, Stocks: s.stocks, Orders: s.orders, Members: s.stocks, Claims: s.orders, Mender: s.stocks, Guard: s.orders}
 }
 
 func (s *sale) run(o reconcile.Options) *reconcile.Report {

@@ -76,11 +76,13 @@ type sets struct {
 	kept     map[checkIn]int                 // suspects in the first round
 	beyond   map[checkIn]int                 // those that are not kept
 	done     int64                           // members looked at
+	queries  map[findingKey]MemberQuery      // how to read again what became findings
 }
 
 // setPass makes the set checks in the scopes that call for them.
 func (r *run) setPass(ctx context.Context) error {
 	p := r.newSets()
+	r.sets = p
 	if len(p.targets) == 0 {
 		for id := range p.only {
 			delete(r.report.Summary, id) // it was not made
@@ -114,7 +116,7 @@ func (r *run) newSets() *sets {
 	p := &sets{
 		run: r, members: r.source.Members, claims: r.source.Claims, limiter: rate.NewLimiter(rate.Inf, 0),
 		targets: map[reservation.Scope]*scopeReading{}, only: map[string]bool{},
-		suspects: map[origin]*suspects{}, immortal: map[reservation.Scope]*standing{}, beyond: map[checkIn]int{}, kept: map[checkIn]int{},
+		suspects: map[origin]*suspects{}, immortal: map[reservation.Scope]*standing{}, beyond: map[checkIn]int{}, kept: map[checkIn]int{}, queries: map[findingKey]MemberQuery{},
 	}
 	for _, c := range r.checks {
 		if c.Level == LevelSet {
@@ -132,7 +134,7 @@ func (r *run) newSets() *sets {
 		drift[key.scope] = drift[key.scope] || st.settled()
 	}
 	for s, reading := range r.latest {
-		if reading.asked && !reading.failed() && (r.options.Deep || len(r.options.Checks) > 0 || drift[s]) {
+		if reading.asked && !reading.failed() && (r.options.Deep || len(r.options.Checks) > 0 || drift[s] || r.options.also[s] != nil) {
 			p.targets[s] = reading
 		}
 	}
@@ -344,8 +346,8 @@ func (p *sets) views(ctx context.Context, queries []MemberQuery) []*view {
 	if len(ids) > 0 {
 		records, err = p.claims.Records(ctx, ids)
 	}
-	for i, state := range states {
-		reading := p.targets[queries[i].Scope]
+	for i, q := range queries {
+		state, reading := states[i], p.targets[q.Scope]
 		switch {
 		case state.Err != nil:
 			reading.fail(SourceRedis, state.Err.Error())
@@ -528,7 +530,11 @@ func (p *sets) conclude() {
 		for key, st := range s.open {
 			switch {
 			case st.settled():
-				p.run.report.Findings = append(p.run.report.Findings, p.run.finding(subject{key.check, at.Scope}, st))
+				f := p.run.finding(subject{key.check, at.Scope}, st)
+				p.run.report.Findings = append(p.run.report.Findings, f)
+				if at.ID != "" {
+					p.queries[keyOf(f)] = s.query
+				}
 			case !p.targets[at.Scope].failed() && p.run.check(key.check).Severity.Drift():
 				p.incomplete(at.Scope, fmt.Sprintf("%s of %s stood in %d rounds and was not the same twice", key.check, key.subject, st.rounds))
 			}
