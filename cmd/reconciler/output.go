@@ -57,8 +57,13 @@ func (r *result) print(value any, human func() error) error {
 
 // table writes rows below a header; without rows it says what there is none of.
 func (r *result) table(none string, header table.Row, rows []table.Row) error {
+	return tableTo(r.line, none, header, rows)
+}
+
+// tableTo is [result.table] to where line writes.
+func tableTo(line func(format string, args ...any) error, none string, header table.Row, rows []table.Row) error {
 	if len(rows) == 0 {
-		return r.line("%s", none)
+		return line("%s", none)
 	}
 	t := table.NewWriter()
 	style := table.StyleDefault
@@ -70,7 +75,7 @@ func (r *result) table(none string, header table.Row, rows []table.Row) error {
 	t.SuppressTrailingSpaces()
 	t.AppendHeader(header)
 	t.AppendRows(rows)
-	return r.line("%s", t.Render())
+	return line("%s", t.Render())
 }
 
 func (r *result) line(format string, args ...any) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -10,15 +11,18 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/seckill/reconciler/internal/approval"
+	"github.com/seckill/reconciler/internal/daemon"
 	"github.com/seckill/reconciler/internal/pgstore"
 )
 
 func newTask(a *app) *cobra.Command {
-	cmd := group("task", "See and end the tasks that wait for a person",
+	cmd := group("task", "See, approve and end the tasks that wait for a person",
 		`A task asks for a person: one per kind, scope and cause, however many
-reservations stand behind it. An open release_storm or postgres_changed task is
+reservations stand behind it. show proposes what could be done for each of
+them, approve does it. An open release_storm or postgres_changed task is
 itself the halt of releases: resolving it lets them go on.`,
-		newTaskList(a), newTaskShow(a), newTaskResolve(a))
+		newTaskList(a), newTaskShow(a), newTaskApprove(a), newTaskReject(a), newTaskResolve(a))
 	cmd.Example = "  reconciler task list"
 	return cmd
 }
@@ -98,11 +102,17 @@ func printTasks(out *result, tasks []pgstore.Task) error {
 
 func newTaskShow(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "show ID",
-		Short:   "Show one task with some of its reservations",
-		Example: "  reconciler task show 12",
-		Args:    args("ID"),
+		Use:   "show ID",
+		Short: "Show one task and what could be approved for its reservations",
+		Long: `Shows a task. For the kinds that can be approved it looks for the reservations behind
+the task in Redis and PostgreSQL, and proposes an action for each with the state that
+it rests on. The proposals are kept: approve carries out what was shown, and leaves
+alone what has moved since. Nothing else is changed.`,
+		Example: `  reconciler task show 12
+  reconciler task show 12 --reservation uekb4ncu7j4dst4xyjqugyamc3 --output json`,
+		Args: args("ID"),
 	}
+	sel := selectionFlags(cmd)
 	out := outputFlag(a, cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := taskID(cmd, args[0])
@@ -114,17 +124,43 @@ func newTaskShow(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printTask(out, t)
+			if err := approval.Check(t, *sel); err != nil {
+				return printTask(out, t, approval.Plan{}, err)
+			}
+			plan, err := a.propose(cmd, t, *sel)
+			return errors.Join(printTask(out, t, plan, err), err)
 		})
 	}
 	return cmd
 }
 
-func printTask(out *result, t pgstore.Task) error {
-	return out.print(struct {
-		Schema int      `json:"schema"`
-		Task   taskView `json:"task"`
-	}{1, viewTask(t)}, func() error {
+// propose looks for the reservations behind the task, and keeps what it proposes.
+func (a *app) propose(cmd *cobra.Command, t pgstore.Task, sel approval.Selection) (plan approval.Plan, err error) {
+	loaded, err := a.settings(cmd)
+	if err != nil {
+		return plan, err
+	}
+	err = openDaemon(cmd.Context(), loaded.Config, true, func(ctx context.Context, d *daemon.Daemon) error {
+		approver := d.Approver()
+		if plan, err = approver.Propose(ctx, t, sel); err != nil {
+			return err
+		}
+		return approver.Keep(ctx, plan)
+	})
+	return plan, err
+}
+
+// printTask prints the task with its proposals; why says why there are none.
+func printTask(out *result, t pgstore.Task, plan approval.Plan, why error) error {
+	view := struct {
+		Schema      int            `json:"schema"`
+		Task        taskView       `json:"task"`
+		Proposals   []proposalView `json:"proposals"`
+		Truncated   bool           `json:"truncated"` // more reservations stand behind it
+		Unclear     int            `json:"unclear"`   // for want of evidence
+		NotProposed string         `json:"not_proposed,omitempty"`
+	}{1, viewTask(t), viewProposals(plan.Proposals), plan.Truncated, plan.Unclear, errorText(why)}
+	return out.print(view, func() error {
 		rows := []table.Row{
 			{"ID", t.ID},
 			{"KIND", t.Kind},
@@ -139,8 +175,35 @@ func printTask(out *result, t pgstore.Task) error {
 			rows = append(rows, table.Row{"DECIDED", stamp(t.DecidedAt) + " by " + t.DecidedBy}, table.Row{"DECISION", orDash(t.Decision)})
 		}
 		rows = append(rows, table.Row{"SAMPLE", orDash(strings.Join(t.Sample, "\n"))})
-		return out.table("", nil, rows)
+		if why != nil && !isDecided(why) {
+			rows = append(rows, table.Row{"PROPOSED", "nothing: " + why.Error()})
+		}
+		if err := out.table("", nil, rows); err != nil || why != nil {
+			return err
+		}
+		if err := out.line(""); err != nil {
+			return err
+		}
+		return printPlan(out.line, plan)
 	})
+}
+
+func isDecided(err error) bool {
+	_, decided := errors.AsType[*pgstore.TaskDecidedError](err)
+	return decided
+}
+
+func newTaskReject(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "reject ID",
+		Short: "End a task without doing what it proposes",
+		Long: `Ends a task: nothing is done for its reservations. If the cause is still there, a
+later pass opens another task. A halt is not rejected: it is resolved or stays.`,
+		Example: `  reconciler task reject 12 --reason "the data is from a load test"`,
+		Args:    args("ID"),
+	}
+	endTask(a, cmd, true, (*pgstore.Store).RejectTask)
+	return cmd
 }
 
 func newTaskResolve(a *app) *cobra.Command {
@@ -153,6 +216,12 @@ by hand: the daemon's job refence ends it once the claims that were lost are set
 		Example: `  reconciler task resolve 12 --reason "consumer group corrected"`,
 		Args:    args("ID"),
 	}
+	endTask(a, cmd, false, (*pgstore.Store).ResolveTask)
+	return cmd
+}
+
+// endTask makes cmd end a task.
+func endTask(a *app, cmd *cobra.Command, needsReason bool, end func(*pgstore.Store, context.Context, int64, string, string) error) {
 	by := actFlags(cmd)
 	out := outputFlag(a, cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -160,18 +229,30 @@ by hand: the daemon's job refence ends it once the claims that were lost are set
 		if err != nil {
 			return err
 		}
+		if needsReason {
+			if err := by.checkReason(cmd); err != nil {
+				return err
+			}
+		}
 		return a.withStore(cmd, func(ctx context.Context, store *pgstore.Store) error {
-			if err := store.ResolveTask(ctx, id, by.actor, by.reason); err != nil {
+			if err := end(store, ctx, id, by.actor, by.reason); err != nil {
 				return err
 			}
 			t, err := store.Task(ctx, id)
 			if err != nil {
 				return err
 			}
-			return printTask(out, t)
+			return printTask(out, t, approval.Plan{}, approval.Check(t, approval.Selection{}))
 		})
 	}
-	return cmd
+}
+
+// checkReason refuses an act without a name or a reason.
+func (by act) checkReason(cmd *cobra.Command) error {
+	if strings.TrimSpace(by.actor) == "" || strings.TrimSpace(by.reason) == "" {
+		return usageError(cmd, errors.New("--actor and --reason are needed: both go into the audit trail"))
+	}
+	return nil
 }
 
 func taskID(cmd *cobra.Command, text string) (int64, error) {
