@@ -148,16 +148,36 @@ func (in *Installer) aptInstall(ctx context.Context, packages []string) error {
 		}()
 	}
 	install := append([]string{"env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-y", "-q", "install", "--no-install-recommends"}, packages...)
-	if err := in.asRoot(ctx, "", install...); err == nil {
-		return nil
-	}
-	in.sayf("updating the package lists first")
-	err := in.asRoot(ctx, "", "apt-get", "-q", "update")
-	if err == nil {
-		err = in.asRoot(ctx, "", install...)
+	err := in.asRoot(ctx, "", install...)
+	if err != nil {
+		in.sayf("updating the package lists first")
+		if err = in.asRoot(ctx, "", "apt-get", "-q", "update"); err == nil {
+			err = in.asRoot(ctx, "", install...)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("install %s: %w (to do it by hand: apt-get install %s)", strings.Join(packages, " "), err, strings.Join(packages, " "))
+	}
+	return in.keepFromBoot(ctx, packages)
+}
+
+// keepFromBoot disables the services of packages that we have just installed:
+// they would be started when the machine starts.
+func (in *Installer) keepFromBoot(ctx context.Context, packages []string) error {
+	if !onPath("systemctl")() {
+		return nil // nothing starts them
+	}
+	var units []string
+	for _, pkg := range packages {
+		if slices.Contains([]string{"redis-server", "postgresql"}, pkg) {
+			units = append(units, pkg+".service")
+		}
+	}
+	if len(units) == 0 {
+		return nil
+	}
+	if err := in.asRoot(ctx, "", append([]string{"systemctl", "disable"}, units...)...); err != nil {
+		return fmt.Errorf("keep the new services from starting with the machine: %w", err)
 	}
 	return nil
 }
