@@ -1,13 +1,20 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/seckill/reconciler/internal/config"
@@ -17,51 +24,71 @@ import (
 	"github.com/seckill/reconciler/reconcile"
 )
 
+// reconcileFlags are what the command line says of a reconciliation beyond the
+// settings.
+type reconcileFlags struct {
+	checks     []string
+	listChecks bool
+	deep       bool
+	rate       int
+	repair     bool
+	yes        bool
+	maxRepairs int
+	wait       time.Duration
+}
+
 func newReconcile(a *app) *cobra.Command {
-	var checks []string
-	var listChecks, deep bool
-	var rate int
+	var given reconcileFlags
 	cmd := &cobra.Command{
 		Use:   "reconcile",
 		Short: "Compare the stock in Redis with the orders in PostgreSQL",
-		Long: `Compares, and changes nothing: the invariants of each scope, what was allocated with
-what its buckets hold, and the reserved units with reservations and orders.
-
-In scopes with drift, and with --deep in all, every order is compared with its
-reservation and every reservation with its claim, to name what is behind it.
+		Long: `Compares the invariants of each scope, what was allocated with what its buckets
+hold, and the reserved units with reservations and orders. In scopes with drift,
+and with --deep in all, every order is compared with its reservation and every
+reservation with its claim, to name what is behind it.
 
 What contradicts is read again, reconcile.settle later, and counts only if it stands.
 A scope whose numbers changed meanwhile is marked as in motion; that is no fault.
 
+Nothing is changed without --repair, which puts right what is provably safe: it
+asks on a terminal, and elsewhere only plans unless --yes is given. The report is
+then of the state after the repairs.
+
 Exit status: 0 consistent, 2 drift confirmed, 3 something could not be read or settled,
-whether or not there is drift too.`,
+whether or not there is drift too, 4 another run of --deep or --repair is at work.`,
 		Example: `  reconciler reconcile
   reconciler reconcile --activity 10001 --sku 88001 --output json
-  reconciler reconcile --deep
+  reconciler reconcile --deep --wait 10m
+  reconciler reconcile --deep --repair --yes --max-repairs 100
   reconciler reconcile --checks invariant_broken,allocation_mismatch
   reconciler reconcile --list-checks`,
 		Args: args(),
 	}
 	selected := selectorFlags(cmd, false)
-	cmd.Flags().StringSliceVar(&checks, "checks", nil, "`ids` of the checks to make (default: all)")
-	cmd.Flags().BoolVar(&deep, "deep", false, "compare every order and every reservation of all scopes")
-	cmd.Flags().IntVar(&rate, "rate", 20_000, "most `reservations` a second that are read one by one (0: no limit)")
-	cmd.Flags().BoolVar(&listChecks, "list-checks", false, "list the checks and end")
-	settingFlag(cmd.Flags(), "reconcile.settle", "settle", "`pause` between two rounds")
+	flags := cmd.Flags()
+	flags.StringSliceVar(&given.checks, "checks", nil, "`ids` of the checks to make (default: all)")
+	flags.BoolVar(&given.listChecks, "list-checks", false, "list the checks and end")
+	flags.BoolVar(&given.deep, "deep", false, "compare every order and every reservation of all scopes")
+	flags.IntVar(&given.rate, "rate", 20_000, "most `reservations` a second that are read one by one (0: no limit)")
+	flags.BoolVar(&given.repair, "repair", false, "put right what is provably safe")
+	flags.BoolVar(&given.yes, "yes", false, "repair without asking")
+	flags.IntVar(&given.maxRepairs, "max-repairs", 0, "most `repairs` of one run (0: no limit)")
+	flags.DurationVar(&given.wait, "wait", 0, "how `long` to wait for another run of --deep or --repair")
+	settingFlag(flags, "reconcile.settle", "settle", "`pause` between two rounds")
 	out := outputFlag(a, cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if listChecks {
+		if given.listChecks {
 			return printChecks(out)
 		}
-		options := reconcile.Options{Filter: selected.reconcileFilter(), Checks: checks, Deep: deep, Rate: rate}
-		if err := options.Validate(); err != nil {
+		options := reconcile.Options{Filter: selected.reconcileFilter(), Checks: given.checks, Deep: given.deep, Rate: given.rate}
+		if err := errors.Join(options.Validate(), given.validate()); err != nil {
 			return usageError(cmd, err)
 		}
 		loaded, err := a.settings(cmd)
 		if err != nil {
 			return err
 		}
-		report, err := reconcileOnce(cmd.Context(), loaded.Config, options)
+		report, err := a.reconcile(cmd.Context(), loaded.Config, options, given)
 		if err != nil {
 			return err
 		}
@@ -73,15 +100,30 @@ whether or not there is drift too.`,
 	return cmd
 }
 
+func (f reconcileFlags) validate() error {
+	switch {
+	case !f.repair && (f.yes || f.maxRepairs != 0):
+		return errors.New("--yes and --max-repairs are for --repair")
+	case f.maxRepairs < 0:
+		return fmt.Errorf("--max-repairs %d is negative", f.maxRepairs)
+	case f.rate < 0:
+		return fmt.Errorf("--rate %d is negative", f.rate)
+	case f.wait != 0 && !f.deep && !f.repair:
+		return errors.New("--wait is for --deep and --repair: other runs take no lock")
+	default:
+		return nil
+	}
+}
+
 // reconcileFilter is the selection as a reconciliation takes it.
 func (s *selector) reconcileFilter() reconcile.Filter {
 	f := s.filter()
 	return reconcile.Filter{ActivityID: f.ActivityID, SKUID: f.SKUID, Version: f.Version, Bucket: f.Bucket}
 }
 
-// reconcileOnce connects and runs. A source that cannot be reached is a report
+// reconcile connects and runs. A source that cannot be reached is a report
 // too, which says so.
-func reconcileOnce(ctx context.Context, c config.Config, o reconcile.Options) (*reconcile.Report, error) {
+func (a *app) reconcile(ctx context.Context, c config.Config, o reconcile.Options, given reconcileFlags) (*reconcile.Report, error) {
 	o.Settle, o.Batch = c.Reconcile.Settle, c.Reconcile.Batch
 	redisstore.RouteLibraryLog(slog.Default())
 	orders, err := pgstore.Open(ctx, pgstore.Config{
@@ -93,24 +135,135 @@ func reconcileOnce(ctx context.Context, c config.Config, o reconcile.Options) (*
 	}
 	defer orders.Close()
 	if err := migrations.Check(ctx, orders.Pool()); err != nil {
-		if isUnreachable(err) {
-			return reconcile.Unreachable(reconcile.SourcePostgres, err), nil
-		}
-		return nil, err
+		return unreachable(reconcile.SourcePostgres, err)
+	}
+	locks, err := given.lock(ctx, c.Postgres, orders, o.Filter)
+	if err != nil {
+		return unreachable(reconcile.SourcePostgres, err)
+	}
+	if locks != nil {
+		defer func() { _ = locks.Release() }() // the end of the process ends them too
 	}
 	clients, err := redisstore.Open(ctx, c.Redis)
-	if errors.Is(err, redisstore.ErrUnreachable) {
-		return reconcile.Unreachable(reconcile.SourceRedis, err), nil
-	}
 	if err != nil {
-		return nil, err
+		return unreachable(reconcile.SourceRedis, err)
 	}
 	defer func() { _ = clients.Close() }() // nothing is in flight
 	stocks, err := redisstore.New(clients, c.Redis.CommandTimeout)
 	if err != nil {
 		return nil, err
 	}
-	return (&reconcile.Reconciler{Registry: orders, Stocks: stocks, Orders: orders, Members: stocks, Claims: orders}).Run(ctx, o)
+	progress := a.newProgress()
+	defer progress.end()
+	o.Progress = progress.report()
+	if given.repair {
+		o.Repair = &reconcile.RepairOptions{Max: given.maxRepairs, Policy: c.Policy(), Approve: func(planned int) bool {
+			progress.end()
+			return a.approveRepairs(planned, given.yes, c.Mode)
+		}}
+	}
+	return (&reconcile.Reconciler{
+		Registry: orders, Stocks: stocks, Orders: orders, Members: stocks, Claims: orders, Mender: stocks, Guard: orders,
+	}).Run(ctx, o)
+}
+
+// unreachable is the report of a source that cannot be reached; other errors
+// stay errors.
+func unreachable(source string, err error) (*reconcile.Report, error) {
+	if isUnreachable(err) {
+		return reconcile.Unreachable(source, err), nil
+	}
+	return nil, err
+}
+
+// lock takes the locks of the run's modes, one for each activity (protocol §5).
+// Other runs take none.
+func (f reconcileFlags) lock(ctx context.Context, c config.Postgres, registry reconcile.Registry, filter reconcile.Filter) (*pgstore.RunLocks, error) {
+	if !f.deep && !f.repair {
+		return nil, nil
+	}
+	skus, err := registry.SKUs(ctx, filter.ActivityID, filter.SKUID)
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, sku := range skus {
+		if f.deep {
+			names["deep:"+sku.ActivityID] = true
+		}
+		if f.repair {
+			names["repair:"+sku.ActivityID] = true
+		}
+	}
+	return pgstore.LockRuns(ctx, pgstore.RunLockOptions{
+		URL: c.URL, Names: slices.Collect(maps.Keys(names)), Holder: lockHolder(), Wait: f.wait, ConnectTimeout: c.ConnectTimeout,
+	})
+}
+
+// lockHolder is this process as others are told of it.
+func lockHolder() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return fmt.Sprintf("%s:%d", host, os.Getpid())
+}
+
+// approveRepairs decides whether the planned repairs are made: with --yes they are, on
+// a terminal a person is asked, and elsewhere they stay a plan.
+func (a *app) approveRepairs(planned int, yes bool, mode string) bool {
+	switch {
+	case mode != config.ModeAct:
+		_, _ = fmt.Fprintf(a.stderr, "%s planned, none made: mode is %s. Set it to act to let repairs change anything.\n", count(planned, "repair"), mode)
+		return false
+	case yes:
+		return true
+	case !isTerminal(a.stderr) || !isTerminal(a.stdin):
+		_, _ = fmt.Fprintf(a.stderr, "%s planned, none made: add --yes to make them.\n", count(planned, "repair"))
+		return false
+	}
+	_, _ = fmt.Fprintf(a.stderr, "%s planned. Make them? [y/N] ", count(planned, "repair"))
+	answer, _ := bufio.NewReader(a.stdin).ReadString('\n') // no answer is a no
+	answer = strings.ToLower(strings.TrimSpace(answer))
+	return answer == "y" || answer == "yes"
+}
+
+// progress is a bar on standard error while a set pass is under way.
+type progress struct {
+	stderr io.Writer
+	shown  bool
+	bar    *progressbar.ProgressBar
+}
+
+// newProgress shows nothing unless standard error is a terminal.
+func (a *app) newProgress() *progress {
+	return &progress{stderr: a.stderr, shown: isTerminal(a.stderr)}
+}
+
+// report is what a run calls; nil when nothing is shown.
+func (p *progress) report() func(done, expected int64) {
+	if !p.shown {
+		return nil
+	}
+	return func(done, expected int64) {
+		if p.bar == nil {
+			p.bar = progressbar.NewOptions64(expected,
+				progressbar.OptionSetWriter(p.stderr), progressbar.OptionSetDescription("comparing"),
+				progressbar.OptionShowCount(), progressbar.OptionShowIts(), progressbar.OptionSetItsString("reservations"),
+				progressbar.OptionSetPredictTime(true), progressbar.OptionFullWidth(),
+				progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+		}
+		p.bar.ChangeMax64(max(expected, done+1)) // it ends by end alone
+		_ = p.bar.Set64(done)                    // only a terminal that is gone
+	}
+}
+
+// end removes the bar; the next report begins another.
+func (p *progress) end() {
+	if p.bar != nil {
+		_ = p.bar.Clear() // only a terminal that is gone
+		p.bar = nil
+	}
 }
 
 func reportVerdict(r *reconcile.Report) error {
@@ -197,12 +350,20 @@ func printFindings(out *result, r *reconcile.Report) error {
 	}
 	var rows []table.Row
 	for _, f := range r.Findings[:min(len(r.Findings), shownRows)] {
-		rows = append(rows, table.Row{f.Severity, f.Check, f.Subject, f.Rounds, f.Message + "; " + f.Repair.Detail})
+		rows = append(rows, table.Row{f.Severity, f.Check, f.Subject, f.Rounds, f.Message + "; " + f.Repair.Detail, repairState(f.Repair)})
 	}
 	return errors.Join(
 		out.line(""),
-		out.table("", table.Row{"SEVERITY", "CHECK", "SUBJECT", "ROUNDS", "FINDING"}, rows),
+		out.table("", table.Row{"SEVERITY", "CHECK", "SUBJECT", "ROUNDS", "FINDING", "REPAIR"}, rows),
 		printRest(out, len(r.Findings)))
+}
+
+// repairState is what became of a repair, or "-" where none was asked for.
+func repairState(r reconcile.Repair) string {
+	if r.State == reconcile.RepairStateNone {
+		return "-"
+	}
+	return string(r.State)
 }
 
 func printIncomplete(out *result, r *reconcile.Report) error {

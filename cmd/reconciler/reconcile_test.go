@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/seckill/reconciler/internal/devstack"
@@ -24,6 +25,8 @@ type reconciled struct {
 	t     *testing.T
 	scope reservation.Scope
 	redis redis.UniversalClient
+	db    *pgxpool.Pool // as the superuser
+	url   string        // as the daemon's login
 	env   []string
 }
 
@@ -31,7 +34,15 @@ func newReconciled(t *testing.T, stack *devstack.Stack) *reconciled {
 	t.Helper()
 	target := stacktest.RedisTarget{Addrs: []string{stack.Redis().Addr()}}
 	r := &reconciled{t: t, scope: stacktest.Scope(t), redis: target.Client(t)}
-	url := stacktest.LoginURL(t, stack, stacktest.Database(t, stack), "seckill_daemon")
+	owner := stacktest.Database(t, stack)
+	url := stacktest.LoginURL(t, stack, owner, "seckill_daemon")
+	r.url = url
+	db, err := pgxpool.New(t.Context(), owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	r.db = db
 	r.env = append(os.Environ(),
 		"RECONCILER_REDIS_ADDRS="+stack.Redis().Addr(), "RECONCILER_POSTGRES_URL="+url, "RECONCILER_RECONCILE_SETTLE=20ms")
 
@@ -43,7 +54,7 @@ func newReconciled(t *testing.T, stack *devstack.Stack) *reconciled {
 	now := time.Now().Truncate(time.Second)
 	v := pgstore.Version{
 		ActivityID: r.scope.ActivityID, SKUID: r.scope.SKUID, Version: 1, Total: 100, Buckets: 1,
-		StartsAt: now, EndsAt: now.Add(time.Hour), RetentionUntil: now.Add(2 * time.Hour),
+		StartsAt: now, EndsAt: now.Add(time.Hour), RetentionUntil: now.Add(24 * time.Hour),
 	}
 	if err := store.RegisterVersion(t.Context(), v, []pgstore.Bucket{{Initial: 100, Confirmed: true}}, "test"); err != nil {
 		t.Fatal(err)
@@ -146,10 +157,13 @@ func TestReconcileMistakes(t *testing.T) {
 		args []string
 		says string
 	}{
-		"unknown check":  {[]string{"--checks", "nonsense"}, `unknown check "nonsense": there are config_missing, invariant_broken`},
-		"no such scope":  {[]string{"--activity", "nobody"}, "no registered scope within its retention matches the filter"},
-		"unknown flag":   {[]string{"--repair-all"}, "unknown flag"},
-		"no such format": {[]string{"--output", "xml"}, "want table, json"},
+		"unknown check":    {[]string{"--checks", "nonsense"}, `unknown check "nonsense": there are config_missing, invariant_broken`},
+		"no such scope":    {[]string{"--activity", "nobody"}, "no registered scope within its retention matches the filter"},
+		"unknown flag":     {[]string{"--repair-all"}, "unknown flag"},
+		"yes to nothing":   {[]string{"--yes"}, "--yes and --max-repairs are for --repair"},
+		"wait for no lock": {[]string{"--wait", "1s"}, "--wait is for --deep and --repair"},
+		"negative rate":    {[]string{"--rate", "-1"}, "--rate -1 is negative"},
+		"no such format":   {[]string{"--output", "xml"}, "want table, json"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, stdout, stderr := r.exec(tt.args...)
@@ -201,4 +215,99 @@ func TestReconcileWithoutItsServices(t *testing.T) {
 	}
 	// Redis came back without its data: that is one finding, not a flood.
 	r.want(exitIncomplete, "config_missing", "meta, stock missing", "incomplete: 1 scope, 1 finding, 1 incomplete")
+}
+
+// order gives a user a reservation and an order, of which Redis does not know.
+func (r *reconciled) order(user string) (id string) {
+	r.t.Helper()
+	id = reservation.NewID([]byte("secret"), r.scope.ActivityID, r.scope.SKUID, user, user)
+	runner, err := lua.NewRunner(r.redis)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	batch := runner.Batch()
+	reserved := batch.Reserve(r.scope, lua.ReserveArgs{
+		RequestID: user, ReservationID: id, UserID: user, TTLMS: 900_000, SchemaVersion: 1, MessageID: reservation.MessageID(id),
+	})
+	if err := batch.Run(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+	if reply, err := reserved.Get(); err != nil || reply.Code != lua.ReserveAccepted {
+		r.t.Fatalf("reserve: %+v, %v", reply, err)
+	}
+	if _, err := r.db.Exec(r.t.Context(), `
+		INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
+		VALUES ('o-' || $1, $1, $2, $3, $4, 1, 0, $2)`, id, user, r.scope.ActivityID, r.scope.SKUID); err != nil {
+		r.t.Fatal(err)
+	}
+	return id
+}
+
+// Repairs are planned off a terminal, made with --yes in mode act, and never in
+// mode observe. Standard output stays one document.
+func TestReconcileRepair(t *testing.T) {
+	t.Parallel()
+	r := newReconciled(t, stacktest.Shared(t))
+	id := r.order("u1")
+	r.order("u2")
+	if status, stdout, stderr := r.exec(); status != exitDone {
+		t.Errorf("a quick run: status %d\n%s%s", status, stdout, stderr)
+	}
+	step := func(status int, says string, state reconcile.RepairState, args ...string) reconcile.Report {
+		t.Helper()
+		got, stdout, stderr := r.exec(append([]string{"--deep", "--output", "json"}, args...)...)
+		var report reconcile.Report
+		wantJSON(t, stdout, &report)
+		if got != status || !strings.Contains(stderr, says) || (says == "") != (stderr == "") || len(report.Findings) == 0 ||
+			report.Findings[0].Repair.State != state || report.Mode != reconcile.ModeDeep {
+			t.Fatalf("%v: status %d, want %d; %q, want %q\n%s", args, got, status, stderr, says, stdout)
+		}
+		return report
+	}
+	step(exitDrift, "", reconcile.RepairStateNone)
+	step(exitDrift, "2 repairs planned, none made: mode is observe", reconcile.RepairStatePlanned, "--repair", "--yes")
+	r.env = append(r.env, "RECONCILER_MODE=act")
+	step(exitDrift, "2 repairs planned, none made: add --yes", reconcile.RepairStatePlanned, "--repair")
+	if status := r.redis.HGet(t.Context(), r.scope.ReservationKey(id), "status").Val(); status != string(reservation.StatusReserved) {
+		t.Fatalf("a plan changed something: %s", status)
+	}
+	report := step(exitDrift, "", reconcile.RepairStateDone, "--repair", "--yes", "--max-repairs", "1")
+	if report.Summary[reconcile.CheckStatusBehind] != 1 {
+		t.Errorf("summary %v, want one left", report.Summary)
+	}
+	step(exitDone, "", reconcile.RepairStateDone, "--repair", "--yes")
+	if status, stdout, _ := r.exec("--deep"); status != exitDone || !strings.Contains(stdout, "0 findings") {
+		t.Errorf("afterwards: status %d\n%s", status, stdout)
+	}
+}
+
+// Runs of one mode and activity come one after the other; others do not wait.
+func TestReconcileLocks(t *testing.T) {
+	t.Parallel()
+	r := newReconciled(t, stacktest.Shared(t))
+	locks, err := pgstore.LockRuns(t.Context(), pgstore.RunLockOptions{
+		URL: r.url, Names: []string{"deep:" + r.scope.ActivityID}, Holder: "the test",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"--deep"}, {"--deep", "--wait", "50ms"}} {
+		status, stdout, stderr := r.exec(args...)
+		if status != exitLocked || stdout != "" || !strings.Contains(stderr, "deep:"+r.scope.ActivityID) || !strings.Contains(stderr, "the test") {
+			t.Errorf("%v: status %d, %q, %q", args, status, stdout, stderr)
+		}
+	}
+	for _, args := range [][]string{{}, {"--repair"}} {
+		if status, stdout, stderr := r.exec(args...); status != exitDone {
+			t.Errorf("%v: status %d\n%s%s", args, status, stdout, stderr)
+		}
+	}
+	time.AfterFunc(200*time.Millisecond, func() {
+		if err := locks.Release(); err != nil {
+			t.Error(err)
+		}
+	})
+	if status, stdout, stderr := r.exec("--deep", "--wait", "1m"); status != exitDone {
+		t.Errorf("after a wait: status %d\n%s%s", status, stdout, stderr)
+	}
 }
