@@ -47,7 +47,7 @@ demo: build ## break a whole flash sale and watch the daemon repair it; leaves .
 
 .PHONY: build
 build: ## build the daemon, .bin/reconciler
-	@$(GO) build -trimpath -o $(RECONCILER) ./cmd/reconciler
+	@$(GO) build -o $(RECONCILER) ./cmd/reconciler
 
 .PHONY: test
 test: $(DEVSTACK) $(GOLANGCI_LINT) ## vet, lint and test on real services (PKG=./lua/..., TESTFLAGS='-run X')
