@@ -117,6 +117,34 @@ func TestOrphanWithoutRequestStaysWithThePerson(t *testing.T) {
 	s.wantStock(units-1, 1, 0)
 }
 
+// A request field that outlived a release proves no deduction: while a person
+// has not decided order_after_release, no orphan of the scope is restored. One
+// whose two sides contradict each other is nobody's to approve.
+func TestOrphansThatStay(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	ordered, missing := s.reserve("ENQUEUED"), s.reserve("ENQUEUED")
+	s.mustOrder(ordered)
+	s.exec(`INSERT INTO seckill.reservation_claim (reservation_id, outcome, order_id, claimed_by) VALUES ($1, 'ORDER', 'gone', 'test')`, missing)
+	s.orphan(ordered)
+	s.orphan(missing)
+	task := s.task(reservation.TaskOrphanMember)
+	first := s.task(fencer.TaskOrderAfterRelease)
+	wantOutcomes(t, s.mustApprove(task, all), map[approval.Outcome]int{approval.Nothing: 2})
+	if len(s.hash(ordered)) != 0 || s.state(task) != pgstore.TaskOpen {
+		t.Errorf("hash %v, task %s: want nothing done", s.hash(ordered), s.state(task))
+	}
+	if err := s.daemon.Postgres.ResolveTask(t.Context(), first.ID, "alice", "none of these"); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcomes(t, s.mustApprove(task, all), map[approval.Outcome]int{approval.Applied: 1, approval.Nothing: 1})
+	s.wantStatus(ordered, reservation.StatusOrderCreated)
+	s.wantStock(units-2, 2, 0)
+	if s.state(task) != pgstore.TaskOpen {
+		t.Error("one is left, and the task is decided")
+	}
+}
+
 // What moved between the proposal and the approval is not overruled, and the
 // new proposal is what the next approval carries out.
 func TestTheWorldMovesBetweenShowAndApprove(t *testing.T) {
