@@ -1,5 +1,6 @@
 // Package reconcile compares what Redis says of a flash sale's stock with what
-// PostgreSQL says of its orders (protocol §5). It reads, and changes nothing.
+// PostgreSQL says of its orders (protocol §5). It changes nothing, unless repairs
+// are approved.
 //
 // # What is compared
 //
@@ -13,6 +14,13 @@
 //
 // Above zero, units are reserved by nobody (under-selling). Below zero,
 // reservations are lost (overselling).
+//
+// Level 3, the sets: every order against its reservation, and every reservation
+// that the request shards or the indexes name against its claim. All of it is
+// one kind of read: a reservation's hash, its places in the indexes, its user's
+// marker and its request's result, then its claim and orders in one statement.
+// A pure function names what contradicts in that. The walk keeps nothing but
+// what is suspicious, so its memory does not grow with the sale.
 //
 // # Data in motion
 //
@@ -42,4 +50,17 @@
 // settle apart, read from both sides and from the registry anew. What differs
 // in every round and never goes away is neither: the scope is incomplete.
 // What could not be read is incomplete, never zero and never an empty scope.
+//
+// In a set pass a contradiction belongs to a member and has a cause, such as the
+// pair of statuses. The rounds after the walk read exactly the suspicious
+// members again, Redis and PostgreSQL. A reservation in motion has moved on by
+// then: its statuses only go forward, so the same contradiction does not come
+// back.
+//
+// # Repairs
+//
+// A repair reads its member again, makes sure that it is the same finding, and
+// runs one script that checks its reason again. Releases are finished before
+// reservations are restored, so that there are units to take. Afterwards
+// everything is read again, and the report is of the state then.
 package reconcile

@@ -113,6 +113,24 @@ func TestRefusedRepairs(t *testing.T) {
 				s.exec(`INSERT INTO seckill.manual_task (kind, scope, cause, count, sample) VALUES ('postgres_changed', '', 'test', 1, '{}')`)
 			}, "status_behind none", "no stock is moved",
 		},
+		"Redis has seen PostgreSQL further on": {
+			func(s *sale, all []booking) {
+				s.fence(all[30])
+				name, err := s.orders.ServerName(s.t.Context())
+				if err != nil {
+					s.t.Fatal(err)
+				}
+				check, err := s.orders.CheckIdentity(s.t.Context())
+				if err != nil {
+					s.t.Fatal(err)
+				}
+				seen := check.Identity
+				seen.WALPosition += 1 << 40
+				if err := s.stocks.SetSighting(s.t.Context(), name, seen.Encode()); err != nil {
+					s.t.Fatal(err)
+				}
+			}, "status_behind none", "no stock is moved",
+		},
 		"released once": {
 			func(s *sale, all []booking) {
 				s.lose(all[0], false)

@@ -267,7 +267,10 @@ func (s *sale) options() reconcile.Options {
 }
 
 func (s *sale) reconciler() *reconcile.Reconciler {
-	return &reconcile.Reconciler{Registry: s.orders, Stocks: s.stocks, Orders: s.orders, Members: s.stocks, Claims: s.orders, Mender: s.stocks, Guard: s.orders}
+	return &reconcile.Reconciler{
+		Registry: s.orders, Stocks: s.stocks, Orders: s.orders, Members: s.stocks, Claims: s.orders, Mender: s.stocks,
+		Guard: pgstore.RepairGuard{Store: s.orders, Sighted: s.stocks.Sighting},
+	}
 }
 
 func (s *sale) run(o reconcile.Options) *reconcile.Report {

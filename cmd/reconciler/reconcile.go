@@ -163,7 +163,8 @@ func (a *app) reconcile(ctx context.Context, c config.Config, o reconcile.Option
 		}}
 	}
 	return (&reconcile.Reconciler{
-		Registry: orders, Stocks: stocks, Orders: orders, Members: stocks, Claims: orders, Mender: stocks, Guard: orders,
+		Registry: orders, Stocks: stocks, Orders: orders, Members: stocks, Claims: orders, Mender: stocks,
+		Guard: pgstore.RepairGuard{Store: orders, Sighted: stocks.Sighting},
 	}).Run(ctx, o)
 }
 
