@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -121,5 +122,67 @@ func TestServicesGoAway(t *testing.T) {
 		if diff := cmp.Diff([]string{"meta", "stock"}, missing); diff != "" {
 			t.Error(diff)
 		}
+	})
+}
+
+// afterPages does something once a set pass has read some pages of orders.
+type afterPages struct {
+	reconcile.Claims
+	pages int
+	do    func()
+}
+
+func (a *afterPages) OrderPage(ctx context.Context, activityID, skuID, after string, limit int) ([]string, error) {
+	if a.pages--; a.pages == 0 {
+		a.do()
+	}
+	return a.Claims.OrderPage(ctx, activityID, skuID, after, limit)
+}
+
+// Redis that goes away, comes back empty or refuses writes in the middle of a
+// deep pass: no flood of what is lost, and nothing called done
+// that is not.
+func TestRedisGoesAwayInADeepPass(t *testing.T) {
+	// A closed pool whose server was away notices within a second.
+	t.Cleanup(func() { time.Sleep(1100 * time.Millisecond) })
+	stack := stacktest.Own(t, devstack.Options{Redis: true, Postgres: true})
+	s := newSale(t, stack, []string{stack.Redis().Addr()}, 2)
+	all := settled(t, s)
+	s.order(all[30])
+	run := func(o reconcile.Options, do func()) *reconcile.Report {
+		t.Helper()
+		r := s.reconciler()
+		r.Claims = &afterPages{s.orders, 2, do}
+		o.Batch = 10
+		report, err := r.Run(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return report
+	}
+	t.Run("refuses writes", func(t *testing.T) {
+		s.t = t
+		r := run(s.repairing(0), func() {
+			s.do("config", "set", "min-replicas-to-write", 1)
+		})
+		wantStates(t, r, reconcile.VerdictDrift, map[string]int{"status_behind failed": 1})
+		s.do("config", "set", "min-replicas-to-write", 0)
+	})
+	t.Run("empty", func(t *testing.T) {
+		s.t = t
+		s.want(run(s.deep(), func() { s.do("flushall") }), "incomplete", "redis 0", "redis 1", "b0 ?", "b1 ?")
+	})
+	t.Run("gone", func(t *testing.T) {
+		s = newSale(t, stack, []string{stack.Redis().Addr()}, 2)
+		s.order(settled(t, s)[30])
+		s.want(run(s.repairing(0), func() {
+			if err := stack.Redis().Kill(); err != nil {
+				t.Fatal(err)
+			}
+		}), "incomplete", "redis 0", "redis 1", "b0 ?", "b1 ?")
+		if err := stack.Redis().Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.want(s.run(s.repairing(0)), "incomplete", "config_missing 0", "config_missing 1", "redis 0", "redis 1", "b0 ?", "b1 ?")
 	})
 }

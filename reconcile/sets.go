@@ -106,8 +106,27 @@ func (r *run) setPass(ctx context.Context) error {
 		}
 		r.round = max(r.round, round)
 	}
+	p.vanished(ctx)
 	p.conclude()
 	return nil
+}
+
+// vanished looks whether the scopes are still there. One whose keys expired, or
+// whose server lost them, during the pass has no findings: everything in it
+// would be lost.
+func (p *sets) vanished(ctx context.Context) {
+	var suspected []*scopeReading
+	for at := range p.suspects {
+		if s := p.targets[at.Scope]; !s.failed() && !slices.Contains(suspected, s) {
+			suspected = append(suspected, s)
+		}
+	}
+	p.run.reader.readFields(ctx, suspected)
+	for at := range p.suspects {
+		if len(p.targets[at.Scope].missing) > 0 {
+			delete(p.suspects, at)
+		}
+	}
 }
 
 // newSets selects the scopes: all with Deep or when set checks were asked for
