@@ -97,9 +97,9 @@ func (f approveFlags) check(cmd *cobra.Command, args []string) (id int64, err er
 // approveTasks plans, asks, and carries out.
 func (a *app) approveTasks(ctx context.Context, d *daemon.Daemon, out *result, f approveFlags, id int64) error {
 	approver := d.Approver()
-	plans, err := plansFor(ctx, d.Postgres, approver, f, id)
-	if err != nil {
-		return err
+	plans, unplanned := plansFor(ctx, d.Postgres, approver, f, id)
+	if len(plans) == 0 && unplanned != nil {
+		return unplanned
 	}
 	var actions int
 	reports := make([]approval.Report, len(plans))
@@ -117,16 +117,17 @@ func (a *app) approveTasks(ctx context.Context, d *daemon.Daemon, out *result, f
 		if !f.dryRun {
 			fmt.Fprintln(a.stderr, "nothing is carried out: mode is observe, or there is neither a terminal nor --yes")
 		}
-		return printReports(out, reports, true)
+		return errors.Join(printReports(out, reports, true), unplanned)
 	}
 	if ask && actions > 0 && !a.confirmed(plans, actions) {
 		return errors.New("nothing was carried out")
 	}
-	return carryOut(ctx, approver, out, plans, approval.Act{Actor: f.by.actor, Reason: f.by.reason})
+	return errors.Join(carryOut(ctx, approver, out, plans, approval.Act{Actor: f.by.actor, Reason: f.by.reason}), unplanned)
 }
 
 // plansFor makes the plans of the tasks that were named, with what was shown of
-// them before.
+// them before. One that cannot be planned holds up no other: the error is of
+// those alone.
 func plansFor(ctx context.Context, store *pgstore.Store, approver *approval.Approver, f approveFlags, id int64) ([]approval.Plan, error) {
 	var tasks []pgstore.Task
 	if f.kind == "" {
@@ -146,6 +147,7 @@ func plansFor(ctx context.Context, store *pgstore.Store, approver *approval.Appr
 		}
 	}
 	var plans []approval.Plan
+	var errs []error
 	sel := *f.sel
 	for _, t := range tasks {
 		if sel.Max <= 0 {
@@ -156,12 +158,13 @@ func plansFor(ctx context.Context, store *pgstore.Store, approver *approval.Appr
 			plan, err = approver.Recall(ctx, plan)
 		}
 		if err != nil {
-			return nil, err
+			errs = append(errs, fmt.Errorf("task %d: %w", t.ID, err))
+			continue
 		}
 		sel.Max -= len(plan.Proposals)
 		plans = append(plans, plan)
 	}
-	return plans, nil
+	return plans, errors.Join(errs...)
 }
 
 // confirmed shows the plans and asks.

@@ -532,6 +532,45 @@ func TestPostgresUnreachable(t *testing.T) {
 	s.wantStock(units-1, 1, 0)
 }
 
+// PostgreSQL that goes away between the audit row and the fence leaves the
+// reservation as it was, and what was begun in the audit trail.
+func TestPostgresGoesAwayBeforeTheFence(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	id := s.reserve("ENQUEUED")
+	s.orphan(id)
+	s.approver.Gate = behind{s.approver.Gate, s.daemon.Postgres.Close}
+	report, err := s.approve(s.task(reservation.TaskOrphanMember), all)
+	if err == nil || report.Counts()[approval.Failed] != 1 || report.Resolved {
+		t.Errorf("%+v, %v; want failed, and an error", report.Results, err)
+	}
+	if len(s.hash(id)) != 0 || s.claim(id) != "" {
+		t.Errorf("hash %v, claim %q: something was done", s.hash(id), s.claim(id))
+	}
+	if diff := cmp.Diff([]string{"alice repair_started looked at it adopt gone 1"}, s.audited(id)); diff != "" {
+		t.Errorf("audit trail:\n%s", diff)
+	}
+}
+
+// A user who reserved again after the release has two reservations for a while:
+// the approval takes the unit, and says so.
+func TestOrderAfterReleaseOfAUserWhoReservedAgain(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	id := s.reserve("ENQUEUED", "RELEASE_PENDING")
+	s.release(id)
+	s.mustOrder(id)
+	marker := s.scope.UserKey(s.hash(id)["user_id"])
+	s.redis.Set(t.Context(), marker, "another", 0)
+	report := s.mustApprove(s.task(fencer.TaskOrderAfterRelease), all)
+	wantOutcomes(t, report, map[approval.Outcome]int{approval.Applied: 1})
+	if !strings.Contains(report.Results[0].Detail, "marker named another before") {
+		t.Errorf("it says %q", report.Results[0].Detail)
+	}
+	s.wantStatus(id, reservation.StatusOrderCreated)
+	s.wantStock(units-1, 1, 1)
+}
+
 // An approval is somebody's, and for a reason.
 func TestApprovalNeedsAPersonAndAReason(t *testing.T) {
 	t.Parallel()

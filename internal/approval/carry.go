@@ -72,6 +72,9 @@ func (a *Approver) restore(ctx context.Context, w *work, results []*Result) {
 			r.failed(reply.Err)
 		case reply.Code == lua.RestoreWithUnit:
 			r.is(Applied, "a unit was taken")
+			if marker := reply.PreviousMarker; marker != "" && marker != r.ID {
+				r.Detail = joinText(r.Detail, "its user's marker named "+marker+" before, which has to end by itself")
+			}
 			soldOut = soldOut || reply.Available == 0
 		case reply.Code == lua.RestoreHashOnly:
 			r.is(Applied, "its unit was still deducted: no stock moved")

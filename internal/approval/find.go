@@ -166,7 +166,7 @@ type finding struct {
 }
 
 // findPage is how many index members are read at once.
-const findPage = 200
+const findPage = 500
 
 // walk goes through the indexes in which the task's reservations are: both for
 // those whose hash is gone, reservation_expiry for the others, since every
