@@ -29,7 +29,8 @@ func (v Violation) String() string {
 
 // Check says which promises of protocol.md the state breaks. At rest says
 // whether everything has come to its end: then L1 and L2 must hold too. orphans
-// are the ids of the reservations that are expected to wait for a person.
+// are the ids of the reservations that are expected to wait for a person: none
+// once the person has approved.
 func (s *State) Check(atRest bool, orphans []string) []Violation {
 	var all []Violation
 	users := map[string]string{} // user → live reservation, over all buckets
@@ -165,13 +166,13 @@ func (s *State) checkOrders() []Violation {
 }
 
 // checkOrphans: exactly those reservations wait for a person whose hashes were
-// deleted, and a task asks for each scope's.
+// deleted and not yet approved, and a task asks for each scope's.
 func (s *State) checkOrphans(expected []string) []Violation {
 	var found []Violation
 	got := s.Orphans()
 	for _, id := range got {
 		if !slices.Contains(expected, id) {
-			found = append(found, Violation{Promise: "L1", Subject: id, Message: "its hash is gone, and nobody deleted it"})
+			found = append(found, Violation{Promise: "L1", Subject: id, Message: "its hash is gone: nobody deleted it, or its approval did not end it"})
 		}
 	}
 	for _, id := range expected {

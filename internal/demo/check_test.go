@@ -264,7 +264,7 @@ func TestTampering(t *testing.T) {
 			func(b *books) {
 				b.redis("zadd", b.scope(b.orphan).IndexKey(reservation.SendPending), 1, "another")
 			},
-			[]string{"L1: its hash is gone, and nobody deleted it", "L2: reserved is"},
+			[]string{"L1: its hash is gone: nobody deleted it", "L2: reserved is"},
 		},
 		"a claim for nothing": {
 			func(b *books) {

@@ -239,8 +239,9 @@ func (r *Report) shownViolations() []string {
 // story says in one sentence what happened.
 func (r *Report) story() string {
 	return fmt.Sprintf("%d users, %d units; %d requests accepted, %d with an unknown outcome; %d deliveries made an order; "+
-		"the broker was stopped for a while, the daemon killed (kills: %d); %d looks at both sides on the way. Seed %d.",
-		r.Users, r.Units, r.Sale.Accepted, r.Sale.Unknown, r.Consumers[upstream.EventOrdered], r.DaemonKills, r.Looks, r.Seed)
+		"the broker was stopped for a while, the daemon killed (kills: %d); %d reservations whose hash was deleted were given back "+
+		"when a person approved it; %d looks at both sides on the way. Seed %d.",
+		r.Users, r.Units, r.Sale.Accepted, r.Sale.Unknown, r.Consumers[upstream.EventOrdered], r.DaemonKills, r.Approved, r.Looks, r.Seed)
 }
 
 // VerdictLine is the last word.

@@ -36,7 +36,8 @@ type Report struct {
 	Sale        upstream.Tally         `json:"sale"`
 	Consumers   map[upstream.Event]int `json:"deliveries"`
 	DaemonKills int                    `json:"daemon_kills"`
-	Looks       int                    `json:"looks"` // at which everything was checked that holds at any moment
+	Approved    int                    `json:"approved"` // deleted hashes whose units the person had given back
+	Looks       int                    `json:"looks"`    // at which everything was checked that holds at any moment
 	TimedOut    bool                   `json:"timed_out"`
 	Scopes      []ScopeReport          `json:"scopes"`
 	Faults      []FaultReport          `json:"faults"`
