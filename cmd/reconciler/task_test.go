@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/seckill/reconciler/internal/approval"
 	"github.com/seckill/reconciler/internal/devstack/stacktest"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/lua"
@@ -210,6 +211,26 @@ func TestTaskApproveInBulk(t *testing.T) {
 	var rows int
 	if err := a.db.QueryRow(t.Context(), `SELECT count(*) FROM seckill.audit_log WHERE action = 'repair_ended' AND detail->>'outcome' = 'applied'`).Scan(&rows); err != nil || rows != 3 {
 		t.Errorf("%d audit rows, want 3 (%v)", rows, err)
+	}
+}
+
+// Only a clear yes is one, and what is asked about is shown before.
+func TestTaskApproveAsks(t *testing.T) {
+	plans := []approval.Plan{{
+		Task:      pgstore.Task{ID: 7, Kind: reservation.TaskOrphanMember, Scope: "a:1:s:1:v:1:b:0"},
+		Proposals: []approval.Proposal{{ID: "rid1", Action: approval.Adopt, Does: "fence it"}},
+	}}
+	for answer, want := range map[string]bool{"y\n": true, "YES\n": true, "yes": true, "\n": false, "": false, "n\n": false, "yesterday\n": false} {
+		var asked strings.Builder
+		a := &app{stdin: strings.NewReader(answer), stderr: &asked}
+		if got := a.confirmed(plans, 1); got != want {
+			t.Errorf("%q is taken as %t", answer, got)
+		}
+		for _, text := range []string{"task 7, orphan_member of a:1:s:1:v:1:b:0", "rid1", "fence it", "Carry out these 1? [y/N]"} {
+			if !strings.Contains(asked.String(), text) {
+				t.Errorf("it does not show %q:\n%s", text, asked.String())
+			}
+		}
 	}
 }
 

@@ -318,24 +318,84 @@ func (s *shop) together(task pgstore.Task, sel approval.Selection) approval.Repo
 	return both
 }
 
+// wantOnce checks that each reservation was carried out by exactly one operator.
+func wantOnce(t *testing.T, report approval.Report, ids ...string) {
+	t.Helper()
+	applied := map[string]int{}
+	for _, r := range report.Results {
+		if r.Outcome == approval.Applied {
+			applied[r.ID]++
+		}
+	}
+	for _, id := range ids {
+		if applied[id] != 1 {
+			t.Errorf("%d of two operators had an effect on %s: %+v", applied[id], id, report.Results)
+		}
+	}
+}
+
 // Two operators release one reservation: one unit comes back.
 func TestTwoOperatorsHaveOneEffect(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	id := s.reserve("ENQUEUED")
-	report := s.together(s.task(reservation.TaskEvidenceStuck), approval.Selection{Reservation: id})
-	var applied int
-	for _, r := range report.Results {
-		if r.Outcome == approval.Applied {
-			applied++
-		}
-	}
-	if applied != 1 {
-		t.Errorf("%d of two operators had an effect: %+v", applied, report.Results)
-	}
+	wantOnce(t, s.together(s.task(reservation.TaskEvidenceStuck), approval.Selection{Reservation: id}), id)
 	s.wantStatus(id, reservation.StatusReleased)
 	s.wantStock(units, 0, 1)
 	s.keepsPromises()
+}
+
+// Two operators adopt the same orphans: each unit comes back once. One of them
+// may stop at what the other one has begun, and approves it again.
+func TestTwoOperatorsAdoptTheSameOrphans(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	var orphans []string
+	for range 8 {
+		id := s.reserve("ENQUEUED")
+		s.orphan(id)
+		orphans = append(orphans, id)
+	}
+	restored := s.reserve("ENQUEUED")
+	s.mustOrder(restored)
+	s.orphan(restored)
+	wantOnce(t, s.together(s.task(reservation.TaskOrphanMember), all), append(orphans, restored)...)
+	for _, id := range orphans {
+		s.wantStatus(id, reservation.StatusReleased)
+	}
+	s.wantStatus(restored, reservation.StatusOrderCreated)
+	s.wantStock(units-1, 1, 8)
+	s.keepsPromises()
+}
+
+// Gateways are told of a unit that came free, and of the last one taken.
+func TestApprovalsAreAnnounced(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	events := s.redis.Subscribe(t.Context(), s.scope.EventsChannel())
+	t.Cleanup(func() { _ = events.Close() })
+	if _, err := events.Receive(t.Context()); err != nil { // it listens
+		t.Fatal(err)
+	}
+	id := s.reserve("ENQUEUED")
+	s.mustApprove(s.task(reservation.TaskEvidenceStuck), approval.Selection{Reservation: id})
+	ordered := s.reserve("ENQUEUED", "RELEASE_PENDING")
+	s.release(ordered)
+	s.mustOrder(ordered)
+	for range units - 1 {
+		s.reserve()
+	}
+	s.mustApprove(s.task(fencer.TaskOrderAfterRelease), all)
+	for _, want := range []string{"available", "soldout"} {
+		message, err := events.ReceiveMessage(t.Context())
+		if err != nil || message.Payload != want {
+			t.Errorf("event %+v, %v; want %s", message, err, want)
+		}
+	}
+	s.wantStock(0, units, 2)
+	if got := s.redis.Get(t.Context(), s.scope.SoldOutKey()).Val(); got != "1" {
+		t.Errorf("soldout is %q", got)
+	}
 }
 
 // Force-settling goes through the fence and stops at an order, at a claim for
