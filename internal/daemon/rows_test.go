@@ -167,7 +167,8 @@ func TestObserveChangesNothing(t *testing.T) {
 		}
 	}
 	for _, job := range v.Jobs {
-		if job.Counts["seen"] == 0 {
+		// Fencing again is a change, for which nothing here asks.
+		if job.Job != daemon.JobRefence && job.Counts["seen"] == 0 {
 			t.Errorf("%s saw nothing: observe must decide and count all the same", job.Job)
 		}
 	}
