@@ -3,6 +3,7 @@ package reconcile_test
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -120,4 +121,89 @@ func watchHeap() (peak *atomic.Uint64, stop func()) {
 		}
 	}()
 	return peak, func() { close(done); <-ended }
+}
+
+// BenchmarkDeep looks at every reservation of a scope, half of which have
+// orders, beside the bare reads of the same keys and rows: request shards,
+// hashes, indexes, markers and results, claims and orders, each once, without
+// any comparison.
+func BenchmarkDeep(b *testing.B) {
+	const n = 10_000
+	stack := stacktest.Shared(b)
+	s := newSale(b, stack, []string{stack.Redis().Addr()}, 1)
+	s.do("hset", s.scopes[0].StockKey(), "initial", n, "available", n)
+	s.exec(`UPDATE seckill.scope_allocation SET total = $2 WHERE activity_id = $1`, s.scopes[0].ActivityID, n)
+	s.sell(n)
+	b.Run("deep", func(b *testing.B) {
+		o := reconcile.Options{Deep: true}
+		for b.Loop() {
+			if r := s.run(o); r.Verdict != reconcile.VerdictConsistent {
+				b.Fatalf("%v", short(r))
+			}
+		}
+		b.ReportMetric(float64(n*b.N)/b.Elapsed().Seconds(), "reservations/s")
+	})
+	b.Run("bare", func(b *testing.B) {
+		for b.Loop() {
+			if got := s.bareMembers(); got != n {
+				b.Fatalf("%d reservations", got)
+			}
+		}
+		b.ReportMetric(float64(n*b.N)/b.Elapsed().Seconds(), "reservations/s")
+	})
+}
+
+func (s *sale) bareMembers() int {
+	ctx := s.t.Context()
+	read := 0
+	var queries []reconcile.MemberQuery
+	flush := func() {
+		if len(queries) == 0 {
+			return
+		}
+		ids := make([]string, len(queries))
+		for i, state := range s.stocks.MemberStates(ctx, queries) {
+			if state.Err != nil {
+				s.t.Fatal(state.Err)
+			}
+			ids[i] = state.ID
+		}
+		if _, err := s.orders.Records(ctx, ids); err != nil {
+			s.t.Fatal(err)
+		}
+		read += len(ids)
+		queries = queries[:0]
+	}
+	for shard := range reservation.RequestShards {
+		reply := s.stocks.ResultPages(ctx, []reconcile.ShardRequest{{Scope: s.scopes[0], Shard: shard, Limit: 1000}})[0]
+		for _, r := range reply.Results {
+			queries = append(queries, reconcile.MemberQuery{
+				Ref: reconcile.Ref{Scope: r.Scope, ID: strings.Split(r.Value, "|")[1]}, RequestID: r.RequestID,
+			})
+		}
+		if len(queries) >= 1000 {
+			flush()
+		}
+	}
+	flush()
+	return read
+}
+
+// sell makes reservations of which every second has an order.
+func (s *sale) sell(n int) {
+	s.t.Helper()
+	for n > 0 {
+		page := s.reserve(min(n, 2000))
+		n -= len(page)
+		ordered := page[:len(page)/2]
+		ids, users := make([]string, len(ordered)), make([]string, len(ordered))
+		for i, b := range ordered {
+			ids[i], users[i] = b.id, b.user
+		}
+		s.exec(`INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
+			SELECT 'o-' || id, id, u, $3, $4, $5, $6, u FROM unnest($1::text[], $2::text[]) AS t (id, u)`,
+			ids, users, s.scopes[0].ActivityID, s.scopes[0].SKUID, s.scopes[0].Version, s.scopes[0].Bucket)
+		s.finish(ordered...)
+	}
+	s.exec(`ANALYZE`)
 }

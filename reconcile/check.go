@@ -51,6 +51,7 @@ const (
 	CheckAllocationMismatch = "allocation_mismatch"
 	CheckCountDrift         = "count_drift"
 	CheckUnregisteredScope  = "unregistered_scope"
+	CheckOversold           = "oversold"
 	CheckStateRegressed     = "state_regressed"
 	CheckRetentionRisk      = "retention_risk"
 
@@ -151,6 +152,14 @@ var quickChecks = []Check{
 		Repair:   RepairManual,
 		Advice:   "register it with `reconciler scope import`, or find out who sells under a version that was never created",
 		needs:    needs{allOrders: true}, compare: unregisteredScopes,
+	},
+	{
+		ID: CheckOversold, Severity: SeverityCritical, Level: LevelQuick,
+		Compares: "the active orders of a version with the units allocated to it, where all its buckets are selected",
+		Cost:     "the counts of count_drift",
+		Repair:   RepairManual,
+		Advice:   "more was sold than there is: cancel orders, or allocate more in a new version",
+		needs:    needs{orders: true}, compare: oversoldVersions,
 	},
 	{
 		ID: CheckStateRegressed, Severity: SeverityError, Level: LevelQuick,

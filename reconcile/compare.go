@@ -219,6 +219,37 @@ func unregisteredScopes(k *skuReading) []contradiction {
 	return out
 }
 
+// oversoldVersions: more active orders than units. It is judged only where every
+// bucket of the version was counted.
+func oversoldVersions(k *skuReading) []contradiction {
+	var out []contradiction
+	for _, v := range k.sku.Versions {
+		var active int64
+		counted := int64(0)
+		var at *scopeReading // the bucket that sold most beyond its part
+		for _, b := range v.Buckets {
+			s := k.byName[k.sku.scope(v, b)]
+			if s == nil || !s.full || !s.counted || s.failed() {
+				continue
+			}
+			counted++
+			active += s.active
+			if at == nil || s.active-b.Initial > at.active-at.bucket.Initial {
+				at = s
+			}
+		}
+		if counted != v.Count || active <= v.Allocated {
+			continue
+		}
+		out = append(out, contradiction{
+			check: CheckOversold, scope: at.scope, cause: "active", lo: active - v.Allocated, hi: active - v.Allocated,
+			message: fmt.Sprintf("%d active orders of version %d, which has %d units", active, v.Number, v.Allocated),
+			pg:      map[string]any{"active": active, "allocated": v.Allocated},
+		})
+	}
+	return out
+}
+
 // statesAhead are the states in Redis that a registered state rules out: the
 // control plane writes both, and a failover may undo only the one in Redis.
 var statesAhead = map[string][]string{

@@ -401,12 +401,20 @@ func (k *skuReading) shows(key subject) bool {
 	case CheckUnregisteredScope:
 		return k.straysRead
 	case CheckAllocationMismatch:
-		return s != nil && s.full && !slices.ContainsFunc(k.scopes, func(other *scopeReading) bool {
-			return other.scope.Version == s.scope.Version && other.failed()
-		})
+		return s != nil && s.full && k.allRead(key.scope.Version, false)
+	case CheckOversold:
+		return s != nil && k.allRead(key.scope.Version, true)
 	default:
 		return s != nil && s.full && !s.failed()
 	}
+}
+
+// allRead says whether every bucket of a version could be read, with full in
+// full.
+func (k *skuReading) allRead(version int64, full bool) bool {
+	return !slices.ContainsFunc(k.scopes, func(s *scopeReading) bool {
+		return s.scope.Version == version && (s.failed() || (full && !s.full))
+	})
 }
 
 // again decides whether there is another round, and what it reads: scopes with
@@ -420,6 +428,13 @@ func (r *run) again() bool {
 	for key, st := range r.open {
 		if st.same {
 			continue
+		}
+		if key.check == CheckOversold { // over all buckets of the version
+			for s := range r.latest {
+				if s.ActivityID == key.scope.ActivityID && s.SKUID == key.scope.SKUID && s.Version == key.scope.Version {
+					r.retry[s] = true
+				}
+			}
 		}
 		if key.check == CheckUnregisteredScope {
 			r.retrySKU[skuName{key.scope.ActivityID, key.scope.SKUID}] = true

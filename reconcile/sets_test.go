@@ -197,6 +197,11 @@ var faults = map[string]faultCase{
 		},
 		heal: func(s *sale, _ []booking) { s.unguarded(`DELETE FROM shop.orders WHERE bucket_id = 9`) },
 	},
+	reconcile.CheckOversold: {
+		fault: func(s *sale, _ []booking) string { s.shrink(20, 0, 20); return s.scopes[0].Tag() },
+		also:  []string{"count_drift"},
+		heal:  func(s *sale, _ []booking) { s.shrink(initial, initial-50, 50) },
+	},
 	reconcile.CheckStateRegressed: {
 		fault: func(s *sale, _ []booking) string { s.state("PAUSED"); return s.scopes[0].Tag() },
 		heal:  func(s *sale, _ []booking) { s.state("ACTIVE") },
@@ -398,6 +403,13 @@ func (s *sale) allocate(units int) {
 	s.t.Helper()
 	s.do("hincrby", s.scopes[0].StockKey(), "initial", units)
 	s.do("hincrby", s.scopes[0].StockKey(), "available", units)
+}
+
+// shrink makes a version one of fewer units, on both sides.
+func (s *sale) shrink(units, available, reserved int) {
+	s.t.Helper()
+	s.exec(`UPDATE seckill.scope_allocation SET total = $2 WHERE activity_id = $1`, s.scopes[0].ActivityID, units)
+	s.do("hset", s.scopes[0].StockKey(), "initial", units, "available", available, "reserved", reserved)
 }
 
 // state changes the registered state and not that in Redis.

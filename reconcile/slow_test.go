@@ -46,22 +46,3 @@ func TestSlowDeepMemory(t *testing.T) {
 		t.Errorf("peaks %v: it grew by %.1f MiB", peaks, float64(peaks[1]-peaks[0])/(1<<20))
 	}
 }
-
-// sell makes reservations of which every second has an order.
-func (s *sale) sell(n int) {
-	s.t.Helper()
-	for n > 0 {
-		page := s.reserve(min(n, 2000))
-		n -= len(page)
-		ordered := page[:len(page)/2]
-		ids, users := make([]string, len(ordered)), make([]string, len(ordered))
-		for i, b := range ordered {
-			ids[i], users[i] = b.id, b.user
-		}
-		s.exec(`INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
-			SELECT 'o-' || id, id, u, $3, $4, $5, $6, u FROM unnest($1::text[], $2::text[]) AS t (id, u)`,
-			ids, users, s.scopes[0].ActivityID, s.scopes[0].SKUID, s.scopes[0].Version, s.scopes[0].Bucket)
-		s.finish(ordered...)
-	}
-	s.exec(`ANALYZE`)
-}

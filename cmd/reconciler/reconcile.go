@@ -393,8 +393,18 @@ func printRest(out *result, n int) error {
 }
 
 func printSum(out *result, r *reconcile.Report) error {
+	repaired := 0
+	for _, f := range r.Findings {
+		if f.Repair.State == reconcile.RepairStateDone {
+			repaired++
+		}
+	}
+	findings := count(len(r.Findings)-repaired, "finding")
+	if repaired > 0 {
+		findings += fmt.Sprintf(", %d repaired", repaired)
+	}
 	return errors.Join(out.line(""), out.line("%s: %s, %s, %d incomplete (%s)", r.Verdict,
-		count(len(r.Scopes), "scope"), count(len(r.Findings), "finding"), len(r.Incomplete),
+		count(len(r.Scopes), "scope"), findings, len(r.Incomplete),
 		r.FinishedAt.Sub(r.StartedAt).Round(time.Millisecond)))
 }
 

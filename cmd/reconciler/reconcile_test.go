@@ -276,6 +276,10 @@ func TestReconcileRepair(t *testing.T) {
 		t.Errorf("summary %v, want one left", report.Summary)
 	}
 	step(exitDone, "", reconcile.RepairStateDone, "--repair", "--yes")
+	r.order("u3")
+	if status, stdout, _ := r.exec("--deep", "--repair", "--yes"); status != exitDone || !strings.Contains(stdout, "consistent: 1 scope, 0 findings, 1 repaired, 0 incomplete") {
+		t.Errorf("as a table: status %d\n%s", status, stdout)
+	}
 	if status, stdout, _ := r.exec("--deep"); status != exitDone || !strings.Contains(stdout, "0 findings") {
 		t.Errorf("afterwards: status %d\n%s", status, stdout)
 	}
