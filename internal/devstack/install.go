@@ -116,7 +116,11 @@ func (in *Installer) ensurePackages(ctx context.Context, p parts) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return in.aptInstall(ctx, missing)
+	if err := in.aptInstall(ctx, missing); err != nil {
+		names := strings.Join(missing, " ")
+		return fmt.Errorf("install %s: %w (to do it by hand: sudo apt-get install %s)", names, err, names)
+	}
+	return in.keepFromBoot(ctx, missing)
 }
 
 func onPath(name string) func() bool {
@@ -148,17 +152,14 @@ func (in *Installer) aptInstall(ctx context.Context, packages []string) error {
 		}()
 	}
 	install := append([]string{"env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-y", "-q", "install", "--no-install-recommends"}, packages...)
-	err := in.asRoot(ctx, "", install...)
-	if err != nil {
-		in.sayf("updating the package lists first")
-		if err = in.asRoot(ctx, "", "apt-get", "-q", "update"); err == nil {
-			err = in.asRoot(ctx, "", install...)
-		}
+	if err := in.asRoot(ctx, "", install...); err == nil {
+		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("install %s: %w (to do it by hand: apt-get install %s)", strings.Join(packages, " "), err, strings.Join(packages, " "))
+	in.sayf("updating the package lists first")
+	if err := in.asRoot(ctx, "", "apt-get", "-q", "update"); err != nil {
+		return err
 	}
-	return in.keepFromBoot(ctx, packages)
+	return in.asRoot(ctx, "", install...)
 }
 
 // keepFromBoot disables the services of packages that we have just installed:
