@@ -185,7 +185,8 @@ func Checks() []Check { return slices.Clone(registry) }
 // ErrUnknownCheck says that a name is not a check's.
 var ErrUnknownCheck = errors.New("unknown check")
 
-// selectChecks finds checks by name; no names are all checks.
+// selectChecks finds checks by name; no names are all checks. A deficit is
+// found by way of a lost reservation.
 func selectChecks(names []string) ([]Check, error) {
 	if len(names) == 0 {
 		return Checks(), nil
@@ -198,6 +199,9 @@ func selectChecks(names []string) ([]Check, error) {
 		if !slices.Contains(known, name) {
 			return nil, fmt.Errorf("%w %q: there are %s", ErrUnknownCheck, name, strings.Join(known, ", "))
 		}
+	}
+	if slices.Contains(names, CheckDeficit) {
+		names = append(slices.Clone(names), CheckLostReservation)
 	}
 	return slices.DeleteFunc(Checks(), func(c Check) bool { return !slices.Contains(names, c.ID) }), nil
 }

@@ -461,8 +461,7 @@ func (p *repairer) merge(after *Report) *Report {
 		f := &after.Findings[i]
 		stands[keyOf(*f)] = f
 		if f.Check == CheckLostReservation && p.deficit[Ref{f.Scope.Reservation(), f.Subject}] {
-			deficit := p.sets.run.checks[slices.IndexFunc(p.sets.run.checks, func(c Check) bool { return c.ID == CheckDeficit })]
-			f.Check, f.Severity = deficit.ID, deficit.Severity
+			f.Check = CheckDeficit
 			f.Message += ", and no unit is left for it"
 		}
 	}

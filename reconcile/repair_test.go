@@ -80,6 +80,31 @@ func TestReleasesComeBeforeRestores(t *testing.T) {
 	clean(t, s, "afterwards")
 }
 
+// A run of few checks repairs what they find, and nothing else.
+func TestRepairsOfChosenChecks(t *testing.T) {
+	for _, checks := range [][]string{{reconcile.CheckLostReservation}, {reconcile.CheckDeficit}} {
+		t.Run(checks[0], func(t *testing.T) {
+			s := one(t, 1)
+			all := settled(t, s)
+			s.reserve(initial - 50)
+			s.lose(all[0], true)
+			s.reserve(1)
+			s.order(all[30])
+			o := s.repairing(0)
+			o.Deep, o.Checks = false, checks
+			r := s.run(o)
+			wantStates(t, r, reconcile.VerdictDrift, map[string]int{"deficit failed": 1})
+			if r.Summary[reconcile.CheckDeficit] != 1 || r.Findings[0].Severity != reconcile.SeverityCritical {
+				t.Errorf("%+v %v", r.Findings, r.Summary)
+			}
+			s.fence(all[40])
+			s.release(all[40])
+			wantStates(t, s.run(o), reconcile.VerdictConsistent, map[string]int{"lost_reservation done": 1})
+			wantStates(t, s.run(s.deep()), reconcile.VerdictDrift, map[string]int{"status_behind none": 1})
+		})
+	}
+}
+
 func TestMostRepairs(t *testing.T) {
 	s := one(t, 1)
 	all := settled(t, s)
