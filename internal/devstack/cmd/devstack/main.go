@@ -21,15 +21,28 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := command().ExecuteContext(ctx)
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		os.Exit(max(exit.ExitCode(), 1)) //nolint:gocritic // the handler that stop removes ends with the process
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "devstack:", err)
-		os.Exit(1)
+	if status := report(command().ExecuteContext(ctx), os.Stderr); status != 0 {
+		os.Exit(status) //nolint:gocritic // the handler that stop removes ends with the process
 	}
 }
+
+// report says what failed, unless the command that `with` ran has said so
+// itself, and returns the exit status.
+func report(err error, stderr io.Writer) int {
+	if err == nil {
+		return 0
+	}
+	if status, ok := errors.AsType[statusError](err); ok {
+		return int(status)
+	}
+	fmt.Fprintln(stderr, "devstack:", err)
+	return 1
+}
+
+// statusError is the exit status of the command that `with` ran.
+type statusError int
+
+func (s statusError) Error() string { return fmt.Sprintf("the command ended with status %d", int(s)) }
 
 func command() *cobra.Command {
 	root := &cobra.Command{
@@ -170,7 +183,11 @@ func withCommand(dir *string) *cobra.Command {
 			run := exec.CommandContext(cmd.Context(), args[0], args[1:]...)
 			run.Stdin, run.Stdout, run.Stderr = os.Stdin, os.Stdout, os.Stderr
 			run.Cancel = func() error { return run.Process.Signal(syscall.SIGTERM) }
-			return run.Run()
+			err = run.Run()
+			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+				return statusError(max(exit.ExitCode(), 1))
+			}
+			return err
 		},
 	}
 	flags.register(cmd)
