@@ -125,13 +125,39 @@ func (id identity) signal(sig syscall.Signal) error {
 	return nil
 }
 
-// freeze suspends the process, so that it cannot make another child, and
-// returns it behind its children.
+// signalLimit bounds the wait for what a signal does. The kernel does it when
+// the process runs next, which may take its time on a busy machine.
+const signalLimit = 10 * time.Second
+
+// freeze suspends the process and returns it behind its children. It waits
+// until the process has stopped: before, it could make another child, and would
+// look as if it ran.
 func (id identity) freeze() ([]identity, error) {
 	if err := id.signal(syscall.SIGSTOP); err != nil {
 		return nil, err
 	}
+	if err := awaitStop([]identity{id}); err != nil {
+		return nil, err
+	}
 	return append(id.children(), id), nil
+}
+
+// awaitStop waits until all processes are suspended; one that died is too.
+func awaitStop(tree []identity) error {
+	return await(tree, "suspended", func(p identity) bool { return p.stopped() || !p.alive() })
+}
+
+// await waits until all processes are in a state.
+func await(tree []identity, state string, reached func(identity) bool) error {
+	for deadline := time.Now().Add(signalLimit); ; time.Sleep(5 * time.Millisecond) {
+		late := slices.IndexFunc(tree, func(p identity) bool { return !reached(p) })
+		if late < 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("process %d is not %s %s after the signal", tree[late].PID, state, signalLimit)
+		}
+	}
 }
 
 func signalAll(tree []identity, sig syscall.Signal) error {
@@ -143,7 +169,7 @@ func signalAll(tree []identity, sig syscall.Signal) error {
 }
 
 // kill ends the process and its children and waits until all are gone.
-func (id identity) kill(limit time.Duration) error {
+func (id identity) kill() error {
 	tree, err := id.freeze()
 	if err != nil {
 		return err
@@ -151,14 +177,7 @@ func (id identity) kill(limit time.Duration) error {
 	if err := signalAll(tree, syscall.SIGKILL); err != nil {
 		return err
 	}
-	deadline := time.Now().Add(limit)
-	for slices.ContainsFunc(tree, identity.alive) {
-		if time.Now().After(deadline) {
-			return fmt.Errorf("process %d is still there %s after SIGKILL", id.PID, limit)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	return nil
+	return await(tree, "gone", func(p identity) bool { return !p.alive() })
 }
 
 // launch describes how to start one process. It is kept in the state file, so

@@ -3,8 +3,8 @@ package devstack
 import (
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
-	"time"
 )
 
 // startStranger starts a process that no stack knows.
@@ -34,15 +34,32 @@ func TestARecycledPIDIsNeverSignalled(t *testing.T) {
 		if recorded.alive() {
 			t.Errorf("%s: taken for the process of that pid now", name)
 		}
-		if err := recorded.kill(time.Second); err != nil {
+		if err := recorded.kill(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if !stranger.alive() || stranger.stopped() {
 			t.Fatalf("%s: the stranger was signalled", name)
 		}
 	}
-	if err := stranger.kill(killLimit); err != nil || stranger.alive() {
+	if err := stranger.kill(); err != nil || stranger.alive() {
 		t.Errorf("the right identity: %v, alive %v", err, stranger.alive())
+	}
+}
+
+// A signal takes effect when its process runs next. Who pauses a service and
+// then looks at it must not see it running.
+func TestAFrozenProcessHasStopped(t *testing.T) {
+	stranger := startStranger(t)
+	for range 50 {
+		if _, err := stranger.freeze(); err != nil {
+			t.Fatal(err)
+		}
+		if !stranger.stopped() {
+			t.Fatal("frozen, and running still")
+		}
+		if err := stranger.signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -27,9 +27,6 @@ const (
 // idle cores; the rest is room for a busy machine.
 const startLimit = 90 * time.Second
 
-// killLimit bounds the wait for a process after SIGKILL.
-const killLimit = 10 * time.Second
-
 // record is what the state file keeps of a service.
 type record struct {
 	Name    string   `json:"name"`
@@ -104,7 +101,7 @@ func (s *Service) Kill() error {
 }
 
 func (s *Service) kill() error {
-	if err := s.rec.Process.kill(killLimit); err != nil {
+	if err := s.rec.Process.kill(); err != nil {
 		return fmt.Errorf("kill %s: %w", s.rec.Name, err)
 	}
 	if s.reaped != nil {
@@ -132,6 +129,9 @@ func (s *Service) signalTree(sig syscall.Signal) error {
 	tree, err := s.rec.Process.freeze()
 	if err == nil {
 		err = signalAll(tree, sig)
+	}
+	if err == nil && sig == syscall.SIGSTOP {
+		err = awaitStop(tree)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.rec.Name, err)
