@@ -150,7 +150,9 @@ func (s *sale) work(d *daemon.Daemon) {
 func TestTwoDaemonsHaveOneEffect(t *testing.T) {
 	t.Parallel()
 	const members = 300
-	s := newSale(t, stacktest.Shared(t), func(c *config.Config) { c.Fencer.MaxRelease.Min = members })
+	// Room for all, and for a page of them that another daemon fenced just before:
+	// near the end of a budget those count too, and releases halt for a person.
+	s := newSale(t, stacktest.Shared(t), func(c *config.Config) { c.Fencer.MaxRelease.Min = 2 * members })
 	var ids []string
 	for i := range members {
 		switch i % 3 {
@@ -170,12 +172,11 @@ func TestTwoDaemonsHaveOneEffect(t *testing.T) {
 		wg.Go(func() { s.work(d) })
 	}
 	wg.Wait()
-	s.passes(s.open(), 3) // what the four held up for each other
-	for _, id := range ids {
-		if got := s.status(id); got != reservation.StatusReleased {
-			t.Errorf("%s: %s, want RELEASED", id, got)
-		}
-	}
+	last := s.open()
+	s.eventually(time.Minute, func() error { // what the four held up for each other
+		s.passes(last, 1)
+		return s.is("RELEASED", ids...)
+	})
 	s.holdsPromises(ids)
 	if diff := cmp.Diff([4]int64{1000, 1000, 0, members}, s.stock()); diff != "" {
 		t.Errorf("stock: %s", diff)
