@@ -2,8 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"fmt"
-	"strings"
 
 	"github.com/seckill/reconciler/lua"
 	"github.com/seckill/reconciler/reservation"
@@ -22,43 +20,27 @@ func (s *Store) FindRequests(ctx context.Context, scope reservation.Scope, ids [
 		wanted[id] = true
 	}
 	found, ambiguous := map[string]Request{}, map[string]bool{}
-	for shard := range reservation.RequestShards {
-		key := scope.RequestShardKey(shard)
-		for cursor, first := uint64(0), true; first || cursor != 0; first = false {
-			bound, cancel := s.bound(ctx)
-			fields, next, err := s.reading.HScan(bound, key, cursor, "", shardPage).Result()
-			cancel()
-			if err != nil {
-				return nil, fmt.Errorf("read the request results %s: %w", key, err)
+	err := s.eachResultPage(ctx, scope, func(shard int, fields []string) error {
+		for i := 0; i+1 < len(fields); i += 2 {
+			id, user := acceptedResult(fields[i+1])
+			if !wanted[id] || reservation.RequestShard(fields[i]) != shard {
+				continue
 			}
-			cursor = next
-			for i := 0; i+1 < len(fields); i += 2 {
-				id, user := acceptedResult(fields[i+1])
-				if !wanted[id] || reservation.RequestShard(fields[i]) != shard {
-					continue
-				}
-				request := Request{RequestID: fields[i], UserID: user}
-				if before, seen := found[id]; seen && before != request {
-					ambiguous[id] = true
-				}
-				found[id] = request
+			request := Request{RequestID: fields[i], UserID: user}
+			if before, seen := found[id]; seen && before != request {
+				ambiguous[id] = true
 			}
+			found[id] = request
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	for id := range ambiguous {
 		delete(found, id)
 	}
 	return found, nil
-}
-
-// acceptedResult reads 0|reservation_id|remaining|status|user_id; empty for
-// any other result.
-func acceptedResult(value string) (id, user string) {
-	parts := strings.Split(value, "|")
-	if len(parts) != 5 || parts[0] != "0" {
-		return "", ""
-	}
-	return parts[1], parts[4]
 }
 
 // RestoreReply is the reply of restore.lua, or why there is none.

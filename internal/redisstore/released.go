@@ -18,6 +18,24 @@ const shardPage = 500
 // scope's retention. Pages are handed to do as they come. A shard that is being
 // written meanwhile may show a field twice, never miss one that stays.
 func (s *Store) EachReleased(ctx context.Context, scope reservation.Scope, do func(ctx context.Context, ids []string) error) error {
+	return s.eachResultPage(ctx, scope, func(_ int, fields []string) error {
+		var ids []string
+		for i := 1; i < len(fields); i += 2 {
+			if id, _ := acceptedResult(fields[i]); reservation.ValidateID(id) == nil {
+				ids = append(ids, id)
+			}
+		}
+		released, err := s.released(ctx, scope, ids)
+		if err != nil || len(released) == 0 {
+			return err
+		}
+		return do(ctx, released)
+	})
+}
+
+// eachResultPage goes through the request results of a scope's 256 shards, in
+// bounded pages of field, value, field, value and so on.
+func (s *Store) eachResultPage(ctx context.Context, scope reservation.Scope, do func(shard int, fields []string) error) error {
 	for shard := range reservation.RequestShards {
 		key := scope.RequestShardKey(shard)
 		for cursor, first := uint64(0), true; first || cursor != 0; first = false {
@@ -28,31 +46,22 @@ func (s *Store) EachReleased(ctx context.Context, scope reservation.Scope, do fu
 				return fmt.Errorf("read the request results %s: %w", key, err)
 			}
 			cursor = next
-			released, err := s.released(ctx, scope, accepted(fields))
-			if err != nil {
+			if err := do(shard, fields); err != nil {
 				return err
-			}
-			if len(released) > 0 {
-				if err := do(ctx, released); err != nil {
-					return err
-				}
 			}
 		}
 	}
 	return nil
 }
 
-// accepted are the reservation ids of request results with code 0, which read
-// code|reservation_id|remaining|status|user_id (spec §2).
-func accepted(fields []string) []string {
-	var ids []string
-	for i := 1; i < len(fields); i += 2 {
-		parts := strings.Split(fields[i], "|")
-		if len(parts) == 5 && parts[0] == "0" && reservation.ValidateID(parts[1]) == nil {
-			ids = append(ids, parts[1])
-		}
+// acceptedResult reads the request result 0|reservation_id|remaining|status|user_id
+// (spec §2); empty for any other one.
+func acceptedResult(value string) (id, user string) {
+	parts := strings.Split(value, "|")
+	if len(parts) != 5 || parts[0] != "0" {
+		return "", ""
 	}
-	return ids
+	return parts[1], parts[4]
 }
 
 func (s *Store) released(ctx context.Context, scope reservation.Scope, ids []string) ([]string, error) {
