@@ -133,7 +133,8 @@ func (g *Gate) Fence(ctx context.Context, cases []pass.Case, tally *pass.Tally) 
 	return fenced
 }
 
-// admit holds back what exceeds a scope's budget, and says so in a task.
+// admit holds back what exceeds a scope's budget, and opens the task that is
+// the halt.
 func (g *Gate) admit(ctx context.Context, cases []pass.Case, fenced *Fenced, tally *pass.Tally) ([]pass.Case, error) {
 	var scopes []reservation.Scope
 	for _, c := range cases {
@@ -146,46 +147,16 @@ func (g *Gate) admit(ctx context.Context, cases []pass.Case, fenced *Fenced, tal
 		return nil, fmt.Errorf("read how much was released lately: %w", err)
 	}
 	left := g.budgets(ctx, scopes, use, tally)
-	var admitted, beyond []pass.Case
-	for _, c := range cases {
+	var admitted []pass.Case
+	storm := pass.NewTally()
+	for _, c := range g.undecided(ctx, cases, left, fenced, tally) {
 		s := c.Member().Scope
-		budget, known := left[s]
-		switch {
+		switch budget, known := left[s]; {
 		case !known:
 			fenced.Unknown = append(fenced.Unknown, c)
 		case budget > 0:
 			left[s]--
 			admitted = append(admitted, c)
-		default:
-			beyond = append(beyond, c)
-		}
-	}
-	g.halt(ctx, beyond, use, fenced, tally)
-	return admitted, nil
-}
-
-// halt holds back what is beyond the budgets, and opens the task that is the
-// halt. Reservations that were decided since their evidence was read need no
-// fence, and so no budget: another worker or instance was faster.
-func (g *Gate) halt(ctx context.Context, beyond []pass.Case, use map[reservation.Scope]ReleaseUse, fenced *Fenced, tally *pass.Tally) {
-	if len(beyond) == 0 {
-		return
-	}
-	ids := make([]string, len(beyond))
-	for i, c := range beyond {
-		ids[i] = c.Member().ID
-	}
-	orders := pass.ReadOrders(ctx, g.Claims, ids, tally)
-	storm := pass.NewTally()
-	for _, c := range beyond {
-		s := c.Member().Scope
-		switch state := orders.Of(c.Member()).State; {
-		case state == reservation.OrderUnknown:
-			fenced.Unknown = append(fenced.Unknown, c)
-		case state == reservation.OrderFenced:
-			fenced.Won = append(fenced.Won, c)
-		case state != reservation.OrderNone:
-			fenced.Lost = append(fenced.Lost, c)
 		default:
 			fenced.Halted = append(fenced.Halted, c)
 			if !use[s].Halted {
@@ -197,6 +168,47 @@ func (g *Gate) halt(ctx context.Context, beyond []pass.Case, use map[reservation
 	// person may have lifted it by then.
 	pass.Finish(ctx, g.Tasks, storm)
 	tally.Failed(storm.Err())
+	return admitted, nil
+}
+
+// undecided gives the cases that need a fence. Where a scope has more of them
+// than budget, those that were decided since their evidence was read go to
+// fenced, and take none of it: another worker or instance was faster.
+func (g *Gate) undecided(ctx context.Context, cases []pass.Case, left map[reservation.Scope]int64, fenced *Fenced, tally *pass.Tally) []pass.Case {
+	wanted := map[reservation.Scope]int64{}
+	for _, c := range cases {
+		wanted[c.Member().Scope]++
+	}
+	short := func(c pass.Case) bool {
+		budget, known := left[c.Member().Scope]
+		return known && wanted[c.Member().Scope] > budget
+	}
+	var ids []string
+	for _, c := range cases {
+		if short(c) {
+			ids = append(ids, c.Member().ID)
+		}
+	}
+	if len(ids) == 0 {
+		return cases
+	}
+	orders := pass.ReadOrders(ctx, g.Claims, ids, tally)
+	return slices.DeleteFunc(slices.Clone(cases), func(c pass.Case) bool {
+		if !short(c) {
+			return false
+		}
+		switch state := orders.Of(c.Member()).State; state {
+		case reservation.OrderNone:
+			return false
+		case reservation.OrderUnknown:
+			fenced.Unknown = append(fenced.Unknown, c)
+		case reservation.OrderFenced:
+			fenced.Won = append(fenced.Won, c)
+		default:
+			fenced.Lost = append(fenced.Lost, c)
+		}
+		return true
+	})
 }
 
 // budgets is how many fences each scope has left; a scope whose stock cannot

@@ -147,6 +147,28 @@ func TestGateNeedsNoBudgetForWhatIsDecided(t *testing.T) {
 	}
 }
 
+// Nor does it use up what is left for the rest of a page.
+func TestGateChargesOnlyWhatIsUndecided(t *testing.T) {
+	all := cases(scopeA, "lost", 3)
+	l := &ledger{
+		use:      map[reservation.Scope]ReleaseUse{scopeA: {Fenced: 19}},
+		reserved: map[reservation.Scope]int64{scopeA: 10},
+		asked:    map[string][]string{},
+		records: map[string]reservation.Record{
+			all[0].Member().ID: {Claim: &reservation.Claim{Outcome: reservation.OutcomeFenced}},
+			all[1].Member().ID: {Claim: &reservation.Claim{Outcome: reservation.OutcomeFenced}},
+		},
+		results: won(all[2]),
+	}
+	got := l.gate().Fence(t.Context(), all, pass.NewTally())
+	if len(got.Won) != 3 || len(got.Halted) != 0 || len(l.reports) != 0 {
+		t.Errorf("won %d, halted %d, reports %v; want all 3: two are decided, and one is left", len(got.Won), len(got.Halted), l.reports)
+	}
+	if diff := cmp.Diff(map[string][]string{"lost": {all[2].Member().ID}}, l.asked); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // One scope whose stock is no stock holds up no other one.
 func TestGateIsolatesABrokenStock(t *testing.T) {
 	l := &ledger{
