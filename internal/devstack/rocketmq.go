@@ -132,11 +132,20 @@ func (s *Stack) brokerReady(ctx context.Context, svc *Service) error {
 			return err
 		}
 		if brokers[svc.Name()] {
-			return nil
+			return brokerAnswers(ctx, svc)
 		}
 		time.Sleep(pause)
 	}
 	return errors.New("the name server does not list it yet")
+}
+
+// brokerAnswers asks for what evidence is gathered with. In its first second a
+// broker fails at its own statistics, of which there are none yet.
+func brokerAnswers(ctx context.Context, svc *Service) error {
+	peer := remoting.NewPeer(svc.Addr(), remoting.Options{CallTimeout: requestLimit})
+	defer peer.Close()
+	_, err := peer.BrokerRuntimeInfo(ctx)
+	return err
 }
 
 // registerBrokers makes every running broker register again, after the name
