@@ -28,6 +28,7 @@ type Reconciler struct {
 
 // Options say what a run compares and how. The zero value compares everything.
 type Options struct {
+	RunID  string // names the report; empty: a new one
 	Filter Filter
 	Checks []string      // ids; empty: all
 	Settle time.Duration // between two rounds; reconcile.settle
@@ -188,6 +189,7 @@ func newRun(r *Reconciler, checks []Check, o Options) *run {
 		latest: map[reservation.Scope]*scopeReading{}, moved: map[reservation.Scope]bool{},
 		summed: map[reservation.Scope]bool{}, open: map[subject]*standing{}, retry: map[reservation.Scope]bool{}, retrySKU: map[skuName]bool{},
 	}
+	started.report.RunID = cmp.Or(o.RunID, started.report.RunID)
 	if o.Deep {
 		started.report.Mode = ModeDeep
 	}
@@ -536,7 +538,7 @@ func present(n int64) *int64 {
 	return &n
 }
 
-// newRunID is unique and sorts by time.
-func newRunID() string {
+// NewRunID is unique and sorts by time.
+func NewRunID() string {
 	return time.Now().UTC().Format("20060102T150405Z-") + strings.ToLower(rand.Text()[:8])
 }

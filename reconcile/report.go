@@ -41,6 +41,9 @@ type Report struct {
 	Findings   []Finding      `json:"findings"`
 	Incomplete []Incomplete   `json:"incomplete"`
 	Summary    map[string]int `json:"summary"` // findings that stand, of each check that was made
+	// Omitted counts, by check, the findings that stand and are in the summary
+	// but not in Findings, because a stored report is bounded.
+	Omitted map[string]int `json:"omitted,omitempty"`
 }
 
 // ScopeReport is one scope's row. What could not be read, or was not asked
@@ -162,7 +165,7 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 
 func newReport(checks []Check, startedAt time.Time) *Report {
 	r := &Report{
-		Schema: SchemaVersion, RunID: newRunID(), Mode: ModeQuick, StartedAt: startedAt.UTC(),
+		Schema: SchemaVersion, RunID: NewRunID(), Mode: ModeQuick, StartedAt: startedAt.UTC(),
 		Scopes: []ScopeReport{}, Findings: []Finding{}, Incomplete: []Incomplete{}, Summary: map[string]int{},
 	}
 	for _, c := range checks {
