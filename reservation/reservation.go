@@ -35,6 +35,11 @@ type Reservation struct {
 	Position      string // mq_position: broker,queueId,queueOffset,offsetMsgId
 }
 
+// Scope is the bucket that the reservation's unit was taken from.
+func (r Reservation) Scope() Scope {
+	return Scope{ActivityID: r.ActivityID, SKUID: r.SKUID, Version: r.Version, Bucket: r.Bucket}
+}
+
 // Fields lists the hash fields that [Parse] reads, in a fixed order, so that a
 // store can fetch them with one HMGET.
 var Fields = []string{

@@ -240,7 +240,7 @@ func (b *bare) resend() {
 		s.run(batch)
 		outgoing := make([]rocketmq.Outgoing, len(ids))
 		for i, id := range ids {
-			body, _ := rocketmq.NewOrderMessage(reservation.Reservation{ID: id, MessageID: reservation.MessageID(id), UserID: users[i]}).Marshal()
+			body, _ := reservation.NewOrderMessage(reservation.Reservation{ID: id, MessageID: reservation.MessageID(id), UserID: users[i]}).Marshal()
 			outgoing[i] = rocketmq.Outgoing{MessageID: reservation.MessageID(id), Body: body}
 		}
 		results := b.sender.Send(s.t.Context(), outgoing)

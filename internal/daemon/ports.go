@@ -165,7 +165,7 @@ func (s messageSender) Send(ctx context.Context, reservations []reservation.Rese
 	outgoing := make([]rocketmq.Outgoing, 0, len(reservations))
 	at := make([]int, 0, len(reservations))
 	for i, r := range reservations {
-		body, err := rocketmq.NewOrderMessage(r).Marshal()
+		body, err := reservation.NewOrderMessage(r).Marshal()
 		if err != nil {
 			results[i] = reservation.SendResult{Outcome: reservation.SendRefused, Cause: "message_illegal", Err: err}
 			continue

@@ -103,7 +103,7 @@ func (b *books) tell(g *upstream.Gateway, c *upstream.Consumer) {
 		}
 	}
 	for _, r := range b.orders {
-		body, err := rocketmq.NewOrderMessage(r).Marshal()
+		body, err := reservation.NewOrderMessage(r).Marshal()
 		if err != nil {
 			b.t.Fatal(err)
 		}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/seckill/reconciler/internal/rocketmq"
 	"github.com/seckill/reconciler/lua"
 	"github.com/seckill/reconciler/reservation"
 )
@@ -91,7 +90,7 @@ func (c *Consumer) Consume(ctx context.Context, d Delivery) (event Event, acknow
 		}
 		c.count(event)
 	}()
-	m, err := rocketmq.ParseOrderMessage(d.Body)
+	m, err := reservation.ParseOrderMessage(d.Body)
 	if err != nil {
 		return EventMalformed, false, err
 	}
@@ -102,7 +101,7 @@ func (c *Consumer) Consume(ctx context.Context, d Delivery) (event Event, acknow
 	return c.handle(ctx, m, fault, d)
 }
 
-func (c *Consumer) handle(ctx context.Context, m rocketmq.OrderMessage, fault Fault, d Delivery) (Event, bool, error) {
+func (c *Consumer) handle(ctx context.Context, m reservation.OrderMessage, fault Fault, d Delivery) (Event, bool, error) {
 	shop := tables{c.DB}
 	switch fault {
 	case DeadLetter:
@@ -128,7 +127,7 @@ func (c *Consumer) handle(ctx context.Context, m rocketmq.OrderMessage, fault Fa
 }
 
 // order creates the order and shows it in Redis, unless the consumer dies.
-func (c *Consumer) order(ctx context.Context, m rocketmq.OrderMessage, fault Fault, d Delivery) (Event, bool, error) {
+func (c *Consumer) order(ctx context.Context, m reservation.OrderMessage, fault Fault, d Delivery) (Event, bool, error) {
 	create := tables{c.DB}.createClaiming
 	if c.Kind == Unmodified {
 		create = tables{c.DB}.createUnmodified
@@ -149,7 +148,7 @@ func (c *Consumer) order(ctx context.Context, m rocketmq.OrderMessage, fault Fau
 }
 
 // settle shows the result in Redis and acknowledges.
-func (c *Consumer) settle(ctx context.Context, m rocketmq.OrderMessage, result orderResult, orderID string) (Event, bool, error) {
+func (c *Consumer) settle(ctx context.Context, m reservation.OrderMessage, result orderResult, orderID string) (Event, bool, error) {
 	event := EventRejected
 	args := lua.TransitionArgs{ReservationID: m.ReservationID, Target: reservation.StatusRejected, MessageID: m.MessageID}
 	switch result {
@@ -174,7 +173,7 @@ func (c *Consumer) settle(ctx context.Context, m rocketmq.OrderMessage, result o
 
 // advance moves the reservation on. One that is gone, or on another path, is
 // none of the consumer's business (protocol §1): PostgreSQL has decided.
-func (c *Consumer) advance(ctx context.Context, m rocketmq.OrderMessage, args lua.TransitionArgs) error {
+func (c *Consumer) advance(ctx context.Context, m reservation.OrderMessage, args lua.TransitionArgs) error {
 	scope := reservation.Scope{ActivityID: m.ActivityID, SKUID: m.SKUID, Version: m.ActivityVersion, Bucket: m.BucketID}
 	batch := c.Scripts.Batch()
 	result := batch.Transition(scope, args)

@@ -185,7 +185,7 @@ func (g *Gateway) send(ctx context.Context, reservations []reservation.Reservati
 	results := make([]rocketmq.SendResult, len(reservations))
 	var sent []int
 	for i, r := range reservations {
-		body, err := rocketmq.NewOrderMessage(r).Marshal()
+		body, err := reservation.NewOrderMessage(r).Marshal()
 		if err != nil {
 			results[i] = rocketmq.SendResult{MessageID: r.MessageID, Outcome: rocketmq.Refused, Err: err}
 			continue

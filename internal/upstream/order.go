@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/seckill/reconciler/internal/rocketmq"
 	"github.com/seckill/reconciler/reservation"
 )
 
@@ -41,7 +40,7 @@ var errNoStock = errors.New(reasonNoStock)
 // createClaiming creates an order the way of protocol §1: claim, then deduct,
 // in one transaction; a refusal is claimed too, after the rollback. abort ends
 // it before the commit.
-func (t tables) createClaiming(ctx context.Context, m rocketmq.OrderMessage, abort bool) (orderResult, string, error) {
+func (t tables) createClaiming(ctx context.Context, m reservation.OrderMessage, abort bool) (orderResult, string, error) {
 	orderID := newOrderID()
 	result := orderCreated
 	err := t.transaction(ctx, abort, func(tx pgx.Tx) error {
@@ -80,7 +79,7 @@ func (t tables) createClaiming(ctx context.Context, m rocketmq.OrderMessage, abo
 // createUnmodified creates an order as a consumer does that has never heard of
 // claims: it knows its own unique constraints and the stock, and every other
 // error is one to try again.
-func (t tables) createUnmodified(ctx context.Context, m rocketmq.OrderMessage, abort bool) (orderResult, string, error) {
+func (t tables) createUnmodified(ctx context.Context, m reservation.OrderMessage, abort bool) (orderResult, string, error) {
 	orderID := newOrderID()
 	err := t.transaction(ctx, abort, func(tx pgx.Tx) error { return insertAndDeduct(ctx, tx, orderID, m) })
 	switch {
@@ -126,7 +125,7 @@ func (t tables) transaction(ctx context.Context, abort bool, do func(pgx.Tx) err
 // insertAndDeduct creates the order and takes its unit. The order comes first,
 // so that the row of the stock, which all consumers share, is locked for as
 // short a time as can be.
-func insertAndDeduct(ctx context.Context, tx pgx.Tx, orderID string, m rocketmq.OrderMessage) error {
+func insertAndDeduct(ctx context.Context, tx pgx.Tx, orderID string, m reservation.OrderMessage) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
@@ -148,7 +147,7 @@ func insertAndDeduct(ctx context.Context, tx pgx.Tx, orderID string, m rocketmq.
 }
 
 // reject claims the refusal. Another claim that was first stays.
-func (t tables) reject(ctx context.Context, m rocketmq.OrderMessage, reason string) (orderResult, string, error) {
+func (t tables) reject(ctx context.Context, m reservation.OrderMessage, reason string) (orderResult, string, error) {
 	var outcome string
 	err := t.db.QueryRow(ctx, `SELECT seckill.reject_reservation($1, $2, $3)`, m.ReservationID, reason, tagOf(m)).Scan(&outcome)
 	if err != nil {
@@ -204,6 +203,6 @@ func sqlState(err error) string {
 
 func newOrderID() string { return "o-" + strings.ToLower(rand.Text()) }
 
-func tagOf(m rocketmq.OrderMessage) string {
+func tagOf(m reservation.OrderMessage) string {
 	return reservation.Scope{ActivityID: m.ActivityID, SKUID: m.SKUID, Version: m.ActivityVersion, Bucket: m.BucketID}.Tag()
 }

@@ -554,7 +554,7 @@ func TestOutageEndsWithTheSale(t *testing.T) {
 
 func body(t *testing.T, r reservation.Reservation) []byte {
 	t.Helper()
-	b, err := rocketmq.NewOrderMessage(r).Marshal()
+	b, err := reservation.NewOrderMessage(r).Marshal()
 	if err != nil {
 		t.Fatal(err)
 	}
