@@ -130,6 +130,7 @@ func TestWrittenKeysExpireAtRetention(t *testing.T) {
 		},
 		{"adopt_orphan", early(expiryKey), []func(*world) string{hashKey, expiryKey}},
 		{"provision", nothing, []func(*world) string{metaKey, stockKey}},
+		{"recount", early(stockKey), []func(*world) string{stockKey}},
 	}
 	onEach(t, func(w *world) {
 		for _, c := range cases {

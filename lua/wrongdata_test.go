@@ -149,6 +149,12 @@ func subjects() []subject {
 				return lua.SetStateArgs{Expected: lua.StateActive, Target: lua.StatePaused}
 			}), nil,
 		},
+		{
+			"recount", then(stopped(), soldOut),
+			[]key{metaKey, stockKey, soldOutKey},
+			map[string]key{"retention_until_ms": metaKey}, // a stock that holds no numbers is what it is for
+			try((*lua.Batch).Recount, recountArgs), nil,
+		},
 	}
 }
 
