@@ -42,8 +42,10 @@ type Report struct {
 	Incomplete []Incomplete   `json:"incomplete"`
 	Summary    map[string]int `json:"summary"` // findings that stand, of each check that was made
 	// Omitted counts, by check, the findings that stand and are in the summary
-	// but not in Findings, because a stored report is bounded.
-	Omitted map[string]int `json:"omitted,omitempty"`
+	// but not in Findings, because a stored report is bounded; OmittedRepaired
+	// those that were repaired.
+	Omitted         map[string]int `json:"omitted,omitempty"`
+	OmittedRepaired map[string]int `json:"omitted_repaired,omitempty"`
 }
 
 // ScopeReport is one scope's row. What could not be read, or was not asked
@@ -103,6 +105,10 @@ type Finding struct {
 	Rounds   int      `json:"rounds"` // in which it stood
 	Repair   Repair   `json:"repair"`
 }
+
+// Stands says whether the finding still stands, and so counts in the summary
+// and for the verdict: one that was repaired does not.
+func (f Finding) Stands() bool { return f.Repair.State != RepairStateDone }
 
 // Evidence is what each side said when the finding was last seen.
 type Evidence struct {
@@ -190,7 +196,7 @@ func (r *Report) finish(at time.Time) {
 		r.Summary[id] = 0
 	}
 	for _, f := range r.Findings {
-		if f.Repair.State == RepairStateDone { // it stands no more
+		if !f.Stands() {
 			continue
 		}
 		r.Summary[f.Check]++
