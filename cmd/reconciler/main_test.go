@@ -42,6 +42,7 @@ func TestScripts(t *testing.T) {
 // database of its own: $RECONCILER_POSTGRES_URL, migrated and without entries,
 // or, for scripts named fresh*, without even a schema. $OPERATOR_URL and
 // $DAEMON_URL are its URLs for roles that have no more rights than these.
+// $REDIS_ADDRS is a Redis, of which $ACTIVITY is the script's own.
 func TestServiceScripts(t *testing.T) {
 	stack := stacktest.Shared(t)
 	testscript.Run(t, testscript.Params{
@@ -60,6 +61,8 @@ func TestServiceScripts(t *testing.T) {
 				env.Setenv("DAEMON_URL", stacktest.LoginURL(t, stack, url, "seckill_daemon"))
 			}
 			env.Setenv("RECONCILER_POSTGRES_URL", url)
+			env.Setenv("REDIS_ADDRS", stack.Redis().Addr())
+			env.Setenv("ACTIVITY", stacktest.Scope(t).ActivityID)
 			return nil
 		},
 	})

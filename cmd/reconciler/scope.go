@@ -19,7 +19,7 @@ func newScope(a *app) *cobra.Command {
 	cmd := group("scope", "Create, see and hold the stock buckets of activities",
 		"A scope is one stock bucket: an activity, a SKU, an activity version and a bucket.",
 		newScopeCreate(a), newScopeImport(a), newScopeList(a), newScopeShow(a),
-		newScopePause(a), newScopeResume(a), newScopeClose(a), newScopeHold(a), newScopeUnhold(a))
+		newScopePause(a), newScopeResume(a), newScopeClose(a), newScopeRoll(a), newScopeHold(a), newScopeUnhold(a))
 	cmd.Example = "  reconciler scope list --activity 10001"
 	return cmd
 }

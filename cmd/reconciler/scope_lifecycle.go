@@ -3,13 +3,11 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
-	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/seckill/reconciler/internal/config"
 	"github.com/seckill/reconciler/internal/lifecycle"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/redisstore"
@@ -17,41 +15,8 @@ import (
 	"github.com/seckill/reconciler/reservation"
 )
 
-// instant is a flag for a point in time: RFC 3339, or relative to now.
-type instant struct {
-	text     string
-	at       time.Time
-	relative bool
-}
-
-func (i *instant) String() string { return i.text }
-func (i *instant) Type() string   { return "time" }
-
-func (i *instant) Set(text string) error {
-	now := time.Now()
-	i.text, i.relative = text, true
-	switch {
-	case text == "now":
-		i.at = now
-		return nil
-	case strings.HasPrefix(text, "+"):
-		d, err := time.ParseDuration(text[1:])
-		if err != nil {
-			return fmt.Errorf("want now, +10m or 2026-11-11T00:00:00Z: %w", err)
-		}
-		i.at = now.Add(d)
-		return nil
-	}
-	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		return fmt.Errorf("want now, +10m or 2026-11-11T00:00:00Z: %w", err)
-	}
-	i.at, i.relative = at, false
-	return nil
-}
-
 // withScopes runs do with PostgreSQL and Redis.
-func (a *app) withScopes(cmd *cobra.Command, do func(context.Context, *lifecycle.Manager) error) error {
+func (a *app) withScopes(cmd *cobra.Command, do func(context.Context, *lifecycle.Manager, config.Config) error) error {
 	loaded, err := a.settings(cmd)
 	if err != nil {
 		return err
@@ -69,72 +34,8 @@ func (a *app) withScopes(cmd *cobra.Command, do func(context.Context, *lifecycle
 		if err != nil {
 			return err
 		}
-		return do(ctx, &lifecycle.Manager{Redis: rstore, Registry: store})
+		return do(ctx, &lifecycle.Manager{Redis: rstore, Registry: store}, loaded.Config)
 	})
-}
-
-func newScopeCreate(a *app) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "create",
-		Short: "Create an activity version with its stock",
-		Long: `Registers the version, writes its stock to Redis bucket by bucket, opens it and makes
-it the activity's current version. Running it again with the same values completes what
-was begun; it never refills a bucket that was there before.
-
-One bucket is right until a single Redis slot is measured to be the limit.`,
-		Example: `  reconciler scope create --activity 10001 --sku 88001 --version 7 --total 10000 --starts now --ends +1h
-  reconciler scope create --activity 10001 --sku 88001 --version 8 --total 10000 --buckets 4 \
-      --starts 2026-11-11T00:00:00Z --ends 2026-11-11T02:00:00Z --retention 168h`,
-		Args: args(),
-	}
-	var spec lifecycle.Spec
-	var starts, ends instant
-	f := cmd.Flags()
-	f.StringVar(&spec.ActivityID, "activity", "", "activity `id`")
-	f.StringVar(&spec.SKUID, "sku", "", "SKU `id`")
-	f.Int64Var(&spec.Version, "version", 0, "activity `version`")
-	f.Int64Var(&spec.Total, "total", 0, "`units` to sell over all buckets")
-	f.Int64Var(&spec.Buckets, "buckets", 1, "`number` of stock buckets")
-	f.Var(&starts, "starts", "start of the sale: now, +10m or RFC 3339")
-	f.Var(&ends, "ends", "end of the sale: +1h or RFC 3339")
-	f.DurationVar(&spec.Retention, "retention", lifecycle.DefaultRetention, "how long keys are kept after the end; never extended later")
-	f.BoolVar(&spec.AllowSmall, "allow-small", false, fmt.Sprintf("permit fewer than %d units in a bucket", lifecycle.MinPerBucket))
-	for _, name := range []string{"activity", "sku", "version", "total", "starts", "ends"} {
-		if err := cmd.MarkFlagRequired(name); err != nil {
-			panic(err) // the flag was defined above
-		}
-	}
-	by := actFlags(cmd)
-	out := outputFlag(a, cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		spec.StartsAt, spec.EndsAt = starts.at, ends.at
-		return a.withScopes(cmd, func(ctx context.Context, m *lifecycle.Manager) error {
-			if err := keepTimes(ctx, m, &spec, starts.relative, ends.relative); err != nil {
-				return err
-			}
-			if err := m.Create(ctx, spec, by.actor); err != nil {
-				return err
-			}
-			return showScopes(ctx, m, out, pgstore.ScopeFilter{ActivityID: spec.ActivityID, SKUID: spec.SKUID, Version: &spec.Version})
-		})
-	}
-	return cmd
-}
-
-// keepTimes makes relative times mean what they meant when the version was
-// begun, so that the same command completes it.
-func keepTimes(ctx context.Context, m *lifecycle.Manager, spec *lifecycle.Spec, starts, ends bool) error {
-	begun, err := m.Registry.Scopes(ctx, pgstore.ScopeFilter{ActivityID: spec.ActivityID, SKUID: spec.SKUID, Version: &spec.Version})
-	if err != nil || len(begun) == 0 {
-		return err
-	}
-	if starts {
-		spec.StartsAt = begun[0].StartsAt
-	}
-	if ends {
-		spec.EndsAt = begun[0].EndsAt
-	}
-	return nil
 }
 
 func newScopeImport(a *app) *cobra.Command {
@@ -155,7 +56,7 @@ From then on the daemon works on it. Nothing in Redis is changed.`,
 		if cmd.Flags().Changed("bucket") {
 			return usageError(cmd, errors.New("--bucket: a version is imported whole; say how many buckets it has by --buckets"))
 		}
-		return a.withScopes(cmd, func(ctx context.Context, m *lifecycle.Manager) error {
+		return a.withScopes(cmd, func(ctx context.Context, m *lifecycle.Manager, _ config.Config) error {
 			if err := m.Import(ctx, chosen.activity, chosen.sku, chosen.version, buckets, by.actor); err != nil {
 				return err
 			}
@@ -175,7 +76,7 @@ func newScopeShow(a *app) *cobra.Command {
 	chosen := selectorFlags(cmd, true)
 	out := outputFlag(a, cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.withScopes(cmd, func(ctx context.Context, m *lifecycle.Manager) error {
+		return a.withScopes(cmd, func(ctx context.Context, m *lifecycle.Manager, _ config.Config) error {
 			if _, err := chosen.find(ctx, m.Registry); err != nil {
 				return err
 			}
@@ -218,7 +119,7 @@ func scopeMove(a *app, target lua.State, cmd *cobra.Command) *cobra.Command {
 	by := actFlags(cmd)
 	out := outputFlag(a, cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.withScopes(cmd, func(ctx context.Context, m *lifecycle.Manager) error {
+		return a.withScopes(cmd, func(ctx context.Context, m *lifecycle.Manager, _ config.Config) error {
 			scopes, err := chosen.find(ctx, m.Registry)
 			if err != nil {
 				return err
@@ -252,10 +153,14 @@ type scopeNumbers struct {
 
 // showScopes prints the selected scopes with their live numbers. A scope that
 // cannot be read is shown as such, and makes the command fail.
-func showScopes(ctx context.Context, m *lifecycle.Manager, out *result, filter pgstore.ScopeFilter) error {
-	registered, err := m.Registry.Scopes(ctx, filter)
-	if err != nil {
-		return err
+func showScopes(ctx context.Context, m *lifecycle.Manager, out *result, filters ...pgstore.ScopeFilter) error {
+	var registered []pgstore.RegisteredScope
+	for _, filter := range filters {
+		found, err := m.Registry.Scopes(ctx, filter)
+		if err != nil {
+			return err
+		}
+		registered = append(registered, found...)
 	}
 	scopes := make([]reservation.Scope, len(registered))
 	for i, r := range registered {
@@ -286,7 +191,7 @@ func showScopes(ctx context.Context, m *lifecycle.Manager, out *result, filter p
 		incomplete = incomplete || v.Error != ""
 		live, rows = append(live, v), append(rows, row)
 	}
-	err = out.print(struct {
+	err := out.print(struct {
 		Schema int         `json:"schema"`
 		Scopes []scopeLive `json:"scopes"`
 	}{1, nonNil(live)}, func() error {

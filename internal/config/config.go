@@ -111,6 +111,14 @@ type Redis struct {
 	// Connections to each server, for each of the separate pools of scanning,
 	// changing and reconciling.
 	PoolSize int `koanf:"pool_size"`
+	// Replicas of each master that new scopes are to reach before `scope create`
+	// and `scope roll` end (WAIT). A best effort, reported and never an error.
+	WaitReplicas int `koanf:"wait_replicas"`
+	// Whether new scopes are to be on the disks of master and replicas too
+	// (WAITAOF; Redis 7.2 or later with appendonly).
+	WaitAOF bool `koanf:"wait_aof"`
+	// Longest such wait at each master.
+	WaitTimeout time.Duration `koanf:"wait_timeout"`
 }
 
 // Sentinel is how a master is found through sentinels.
@@ -339,6 +347,7 @@ func Default() Config {
 			DialTimeout:    2 * time.Second,
 			CommandTimeout: 2 * time.Second,
 			PoolSize:       10,
+			WaitTimeout:    time.Second,
 		},
 		Postgres: Postgres{
 			URL:              "postgres://127.0.0.1:5432/seckill",

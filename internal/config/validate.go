@@ -80,6 +80,8 @@ func (k *checker) redis(r Redis) {
 	k.positive("redis.dial_timeout", r.DialTimeout)
 	k.positive("redis.command_timeout", r.CommandTimeout)
 	k.atLeast("redis.pool_size", r.PoolSize, 1)
+	k.atLeast("redis.wait_replicas", r.WaitReplicas, 0)
+	k.positive("redis.wait_timeout", r.WaitTimeout)
 	switch s := r.Sentinel; {
 	case r.Mode == RedisSentinel && s.Master == "":
 		k.failf("redis.sentinel.master", "is not set, but redis.mode is sentinel: name the master set")

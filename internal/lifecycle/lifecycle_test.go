@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/seckill/reconciler/internal/config"
@@ -21,6 +22,7 @@ type bench struct {
 	*lifecycle.Manager
 	t     *testing.T
 	redis redis.UniversalClient
+	owner *pgxpool.Pool // of the database
 	spec  lifecycle.Spec
 }
 
@@ -29,7 +31,13 @@ type bench struct {
 func newBench(t *testing.T) bench {
 	t.Helper()
 	stack := stacktest.Shared(t)
-	url := stacktest.LoginURL(t, stack, stacktest.Database(t, stack), "seckill_operator")
+	database := stacktest.Database(t, stack)
+	owner, err := pgxpool.New(t.Context(), database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(owner.Close)
+	url := stacktest.LoginURL(t, stack, database, "seckill_operator")
 	registry, err := pgstore.Open(t.Context(), pgstore.Config{URL: url})
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +57,7 @@ func newBench(t *testing.T) bench {
 	scope := stacktest.Scope(t)
 	now := time.Now()
 	return bench{
-		Manager: &lifecycle.Manager{Redis: store, Registry: registry}, t: t, redis: clients.Reading,
+		Manager: &lifecycle.Manager{Redis: store, Registry: registry}, t: t, redis: clients.Reading, owner: owner,
 		spec: lifecycle.Spec{
 			ActivityID: scope.ActivityID, SKUID: scope.SKUID, Version: 7, Total: 1001, Buckets: 4,
 			StartsAt: now, EndsAt: now.Add(time.Hour), Retention: time.Hour,

@@ -87,37 +87,41 @@ func (e *VersionDiffersError) Error() string {
 // are a [*VersionDiffersError]; the state of a registered bucket is left alone.
 func (s *Store) RegisterVersion(ctx context.Context, v Version, buckets []Bucket, actor string) error {
 	return s.write(ctx, "register the version", func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `
+		return registerVersion(ctx, tx, v, buckets, actor)
+	})
+}
+
+func registerVersion(ctx context.Context, tx pgx.Tx, v Version, buckets []Bucket, actor string) error {
+	tag, err := tx.Exec(ctx, `
 			INSERT INTO seckill.scope_allocation (activity_id, sku_id, activity_version, total, buckets, created_by)
 			VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING`,
-			v.ActivityID, v.SKUID, v.Version, v.Total, v.Buckets, actor)
-		if err != nil {
-			return err
-		}
-		created := tag.RowsAffected() == 1
-		var same bool
-		err = tx.QueryRow(ctx, `
+		v.ActivityID, v.SKUID, v.Version, v.Total, v.Buckets, actor)
+	if err != nil {
+		return err
+	}
+	created := tag.RowsAffected() == 1
+	var same bool
+	err = tx.QueryRow(ctx, `
 			SELECT total = $4 AND buckets = $5 FROM seckill.scope_allocation
 			WHERE activity_id = $1 AND sku_id = $2 AND activity_version = $3`,
-			v.ActivityID, v.SKUID, v.Version, v.Total, v.Buckets).Scan(&same)
-		if err != nil {
+		v.ActivityID, v.SKUID, v.Version, v.Total, v.Buckets).Scan(&same)
+	if err != nil {
+		return err
+	}
+	if !same {
+		return &VersionDiffersError{v, -1}
+	}
+	for _, b := range buckets {
+		if err := registerBucket(ctx, tx, v, b); err != nil {
 			return err
 		}
-		if !same {
-			return &VersionDiffersError{v, -1}
-		}
-		for _, b := range buckets {
-			if err := registerBucket(ctx, tx, v, b); err != nil {
-				return err
-			}
-		}
-		if !created {
-			return nil
-		}
-		return addAudit(ctx, tx, AuditEntry{
-			Actor: actor, Action: "version_registered", Subject: fmt.Sprintf("a:%s:s:%s:v:%d", v.ActivityID, v.SKUID, v.Version),
-			Detail: map[string]any{"total": v.Total, "buckets": v.Buckets},
-		})
+	}
+	if !created {
+		return nil
+	}
+	return addAudit(ctx, tx, AuditEntry{
+		Actor: actor, Action: "version_registered", Subject: fmt.Sprintf("a:%s:s:%s:v:%d", v.ActivityID, v.SKUID, v.Version),
+		Detail: map[string]any{"total": v.Total, "buckets": v.Buckets},
 	})
 }
 

@@ -73,6 +73,24 @@ redis.call('SET', KEYS[1], ARGV[1], 'PXAT', ARGV[2])
 return 1
 `)
 
+// CurrentVersion is the version in force of an activity, if one is.
+func (s *Store) CurrentVersion(ctx context.Context, activityID string) (version int64, known bool, err error) {
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	key := reservation.CurrentVersionKey(activityID)
+	text, err := s.reading.Get(bound, key).Result()
+	if errors.Is(err, redis.Nil) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("read the current version of activity %s: %w", activityID, err)
+	}
+	if version, err = reservation.ParseNumber(text); err != nil {
+		return 0, false, fmt.Errorf("read %s: %w", key, err)
+	}
+	return version, true, nil
+}
+
 // RaiseVersion makes version the value of key, unless a higher one is there.
 // Running it twice does no harm. The key expires at until.
 func (s *Store) RaiseVersion(ctx context.Context, key string, version int64, until time.Time) error {
