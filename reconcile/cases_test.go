@@ -246,14 +246,24 @@ func TestRoundsAreSettleApart(t *testing.T) {
 	})
 }
 
-func TestCancelledRunHasNoReport(t *testing.T) {
+// A run that is told to stop says so, and finds nothing that was not settled.
+func TestStoppedRunIsIncomplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(1, 1, 100)
 		leak(w, 0, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
-		if _, err := w.reconciler().Run(ctx, Options{Settle: time.Hour}); !errors.Is(err, context.Canceled) {
-			t.Errorf("error %v", err)
+		begin := time.Now()
+		r, err := w.reconciler().Run(ctx, Options{Settle: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if passed := time.Since(begin); passed != time.Second {
+			t.Errorf("it went on for %v", passed)
+		}
+		if len(r.Findings) != 0 || r.Verdict != VerdictIncomplete || r.Resumable() ||
+			!slices.ContainsFunc(r.Incomplete, func(i Incomplete) bool { return i.Source == SourceTime && i.Scope == nil }) {
+			t.Errorf("%+v", r)
 		}
 	})
 }

@@ -21,9 +21,10 @@ type Reconciler struct {
 	// Members and Claims are for the set checks; without them none is made.
 	Members Members
 	Claims  Claims
-	// Mender and Guard are for repairs; without them none is made.
+	// Mender, Guard and Trail are for repairs; without them none is made.
 	Mender Mender
 	Guard  Guard
+	Trail  Trail
 }
 
 // Options say what a run compares and how. The zero value compares everything.
@@ -45,6 +46,12 @@ type Options struct {
 	// how many.
 	Progress func(done, expected int64)
 	Repair   *RepairOptions // nil: nothing is planned and nothing changed
+
+	// Checkpoint is given how far a deep pass has got, now and then; Resume is
+	// what it was given last, of a run that was cut off.
+	Checkpoint      func(context.Context, Progress)
+	CheckpointEvery time.Duration // 0 means 5 s
+	Resume          *Resume
 
 	also map[reservation.Scope]*scopeReading // scopes that a run after repairs looks at again
 }
@@ -88,10 +95,12 @@ const (
 
 // Run compares the scopes that the options select, in as many rounds as it
 // takes to settle what contradicts. Sources that cannot be read are in the
-// report, which is incomplete then; the error is for what makes a report
-// impossible: unknown checks ([ErrUnknownCheck]), a filter that selects nothing
-// ([ErrNoScope]), and a run that was cancelled. After repairs everything is read
-// again, and the report is of the state then.
+// report, which is incomplete then, as is that of a run that was told to stop:
+// it says what was found and repaired by then. The error is for what makes a
+// report impossible: unknown checks ([ErrUnknownCheck]), a filter that selects
+// nothing ([ErrNoScope]), and a run to resume that selects something else
+// ([ErrOtherSelection]). After repairs everything is read again, and the report is
+// of the state then.
 func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	checks, err := selectChecks(o.Checks)
 	if err != nil {
@@ -100,19 +109,29 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	if r.Members == nil || r.Claims == nil {
 		checks = slices.DeleteFunc(checks, func(c Check) bool { return c.Level == LevelSet })
 	}
+	if o.Resume != nil {
+		if err := o.Resume.Progress.Selection.check(o.selection(checks)); err != nil {
+			return nil, err
+		}
+	}
 	run, err := r.read(ctx, checks, o)
 	if err != nil {
 		return nil, err
 	}
 	report := run.result()
-	if o.Repair == nil || r.Mender == nil || r.Guard == nil || run.sets == nil || len(run.sets.queries) == 0 {
+	if o.Repair == nil || !r.repairs() || run.stopped || run.sets == nil || len(run.sets.queries) == 0 {
 		return report, nil
 	}
-	p := &repairer{sets: run.sets, mender: r.Mender, guard: r.Guard, options: *o.Repair, report: report, deficit: map[Ref]bool{}}
-	if err := p.repair(ctx); err != nil || !p.tried {
-		return report, err
+	p := &repairer{
+		sets: run.sets, mender: r.Mender, guard: r.Guard, trail: r.Trail, options: *o.Repair, report: report, deficit: map[Ref]bool{},
 	}
-	o.also = run.sets.targets
+	if p.repair(ctx); !p.tried {
+		return report, nil
+	}
+	if cancelled(ctx) {
+		return p.cutOff(), nil
+	}
+	o.also, o.Checkpoint, o.Resume = run.sets.targets, nil, nil
 	after, err := r.read(ctx, checks, o)
 	if err != nil {
 		return nil, err
@@ -120,24 +139,50 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	return p.merge(after.result()), nil
 }
 
-// read makes the rounds and the set pass.
+func (r *Reconciler) repairs() bool { return r.Mender != nil && r.Guard != nil && r.Trail != nil }
+
+// read makes the rounds and the set pass. A run that is told to stop ends early.
 func (r *Reconciler) read(ctx context.Context, checks []Check, o Options) (*run, error) {
 	run := newRun(r, checks, o)
-	for run.round = 1; ; run.round++ {
-		if err := run.oneRound(ctx); err != nil {
-			return nil, err
+	err := run.rounds(ctx)
+	if err == nil {
+		err = run.setPass(ctx)
+	}
+	if err != nil && cancelled(ctx) {
+		run.stop(ctx)
+		return run, nil
+	}
+	return run, err
+}
+
+// stopLimit bounds what a run that is told to stop still does.
+const stopLimit = 10 * time.Second
+
+// stop ends a run early. How far a deep pass got is not lost.
+func (r *run) stop(ctx context.Context) {
+	r.stopped = true
+	if r.options.Checkpoint == nil || !r.options.Deep || r.sets == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)
+	defer cancel()
+	r.options.Checkpoint(ctx, r.sets.progress())
+	r.report.resumable = true
+}
+
+// rounds reads until nothing more can be settled.
+func (r *run) rounds(ctx context.Context) error {
+	for r.round = 1; ; r.round++ {
+		if err := r.oneRound(ctx); err != nil {
+			return err
 		}
-		if !run.again() {
-			break
+		if !r.again() {
+			return nil
 		}
-		if err := run.settle(ctx); err != nil {
-			return nil, err
+		if err := r.settle(ctx); err != nil {
+			return err
 		}
 	}
-	if err := run.setPass(ctx); err != nil {
-		return nil, err
-	}
-	return run, nil
 }
 
 // run is the state of a run between its rounds.
@@ -150,6 +195,7 @@ type run struct {
 	options Options
 	report  *Report
 	round   int
+	stopped bool // it was told to stop before it was through
 
 	latest   map[reservation.Scope]*scopeReading // the newest reading of each scope
 	moved    map[reservation.Scope]bool          // numbers that changed between rounds
@@ -192,6 +238,10 @@ func newRun(r *Reconciler, checks []Check, o Options) *run {
 	started.report.RunID = cmp.Or(o.RunID, started.report.RunID)
 	if o.Deep {
 		started.report.Mode = ModeDeep
+	}
+	started.report.unfiltered = o.Filter.empty()
+	if o.Resume != nil {
+		started.report.RunID, started.report.StartedAt = o.Resume.RunID, o.Resume.StartedAt.UTC()
 	}
 	return started
 }
@@ -490,6 +540,9 @@ func (r *run) result() *Report {
 			})
 		}
 	}
+	if r.stopped {
+		r.report.stop("the run was told to stop before it was through")
+	}
 	r.report.finish(time.Now())
 	return r.report
 }
@@ -504,6 +557,7 @@ func (r *run) finding(key subject, st *standing) Finding {
 		Check: check.ID, Severity: check.Severity, Scope: jsonScope(key.scope), Subject: cmp.Or(st.last.subject, key.scope.Tag()),
 		Message: st.last.message, Evidence: Evidence{Redis: st.last.redis, Postgres: st.last.pg}, Rounds: st.rounds,
 		Repair: Repair{Kind: kind, State: RepairStateNone, Detail: check.Advice},
+		cause:  st.last.cause,
 	}
 }
 

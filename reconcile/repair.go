@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/seckill/reconciler/reservation"
 )
@@ -66,8 +67,42 @@ type Guard interface {
 	AfterRelease(ctx context.Context, ref Ref) (bool, error)
 }
 
+// Trail keeps what repairs did.
+type Trail interface {
+	// NoteRepairs adds an entry for each repair to the audit trail: all, or none.
+	NoteRepairs(ctx context.Context, notes []RepairNote) error
+}
+
+// RepairStage tells the two entries of a repair apart.
+type RepairStage string
+
+// Without the first entry nothing is changed; a first one without a second is a
+// repair that was cut off.
+const (
+	RepairStarted RepairStage = "repair_started"
+	RepairEnded   RepairStage = "repair_ended"
+)
+
+// RepairNote is one entry of the audit trail.
+type RepairNote struct {
+	Stage   RepairStage
+	Actor   string // RepairOptions.Actor
+	RunID   string
+	Check   string
+	Scope   reservation.Scope
+	Subject string
+	Why     string // the finding
+	Outcome string // of an ended one: done, failed or none, and what of it
+	Before  map[string]any
+	After   map[string]any // of an ended one
+}
+
 // RepairOptions say what a run may put right.
 type RepairOptions struct {
+	Actor string // who repairs, for the audit trail
+	// Lock takes the repairs of an activity, and an error says who has them:
+	// nothing is repaired in it then. nil: the caller has taken them.
+	Lock func(ctx context.Context, activityID string) (unlock func(), err error)
 	// Approve is asked once how many repairs are planned. nil, or false, plans
 	// and changes nothing.
 	Approve func(planned int) bool
@@ -98,9 +133,11 @@ type repairer struct {
 	sets    *sets
 	mender  Mender
 	guard   Guard
+	trail   Trail
 	options RepairOptions
 	report  *Report
 	deficit map[Ref]bool
+	gaps    []Incomplete // of the audit trail
 	tried   bool
 }
 
@@ -111,26 +148,60 @@ type item struct {
 	before  *view
 }
 
-// repair plans, asks, and repairs. It reports whether anything was tried.
-func (p *repairer) repair(ctx context.Context) error {
+// repair plans, asks, and repairs. It notes whether anything was tried. A run
+// that is told to stop ends after the page that is under way.
+func (p *repairer) repair(ctx context.Context) {
 	planned := p.plan(ctx)
 	n := 0
 	for _, step := range planned {
 		n += len(step)
 	}
 	if n == 0 || p.options.Approve == nil || !p.options.Approve(n) {
-		return nil
+		return
 	}
-	p.tried = true
+	planned, unlock := p.lock(ctx, planned)
+	defer unlock()
 	for _, step := range planned {
 		for page := range slices.Chunk(step, p.sets.run.options.Batch) {
-			p.page(ctx, page)
-			if cancelled(ctx) {
-				return context.Cause(ctx)
+			if ctx.Err() != nil {
+				return
 			}
+			p.tried = true
+			p.page(ctx, page)
 		}
 	}
-	return nil
+}
+
+// lock takes the activities in which something is to be repaired. Where another
+// run repairs already this one steps aside.
+func (p *repairer) lock(ctx context.Context, planned [][]*item) (ours [][]*item, unlock func()) {
+	var held []func()
+	unlock = func() {
+		for _, f := range held {
+			f()
+		}
+	}
+	if p.options.Lock == nil {
+		return planned, unlock
+	}
+	tried := map[string]error{}
+	for i := range planned {
+		planned[i] = slices.DeleteFunc(planned[i], func(it *item) bool {
+			activity := it.finding.Scope.ActivityID
+			if _, known := tried[activity]; !known {
+				release, err := p.options.Lock(ctx, activity)
+				if tried[activity] = err; err == nil {
+					held = append(held, release)
+				}
+			}
+			if err := tried[activity]; err != nil {
+				it.finding.skip(oneLine(err.Error()))
+				return true
+			}
+			return false
+		})
+	}
+	return planned, unlock
 }
 
 // plan finds what is to be repaired, in its order and up to the limit.
@@ -201,11 +272,50 @@ func (p *repairer) page(ctx context.Context, items []*item) {
 	if len(items) == 0 {
 		return
 	}
+	if err := p.trail.NoteRepairs(ctx, p.notes(RepairStarted, items)); err != nil {
+		for _, i := range items {
+			i.finding.skip("the audit trail takes no entry: " + oneLine(err.Error()))
+		}
+		return
+	}
+	p.carryOut(ctx, items)
+}
+
+// pageLimit bounds a page of repairs once it is begun: it is ended also when
+// the run is told to stop or its time is over.
+const pageLimit = 30 * time.Second
+
+// carryOut repairs the items, reads them again and notes what became of them.
+func (p *repairer) carryOut(ctx context.Context, items []*item) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pageLimit)
+	defer cancel()
 	for i, v := range p.sets.views(ctx, queriesOf(p.carry(ctx, items))) {
 		if v != nil {
 			items[i].finding.Repair.After = v.values()
 		}
 	}
+	if err := p.trail.NoteRepairs(ctx, p.notes(RepairEnded, items)); err != nil {
+		p.gaps = append(p.gaps, Incomplete{
+			Source: SourcePostgres, Reason: fmt.Sprintf("how %d repairs ended is not in the audit trail: %s", len(items), oneLine(err.Error())),
+		})
+	}
+}
+
+// notes are the entries of the items.
+func (p *repairer) notes(stage RepairStage, items []*item) []RepairNote {
+	notes := make([]RepairNote, len(items))
+	for k, i := range items {
+		f := i.finding
+		notes[k] = RepairNote{
+			Stage: stage, Actor: p.options.Actor, RunID: p.report.RunID, Check: f.Check, Scope: f.Scope.Reservation(),
+			Subject: f.Subject, Why: f.Message, Before: f.Repair.Before,
+		}
+		if stage == RepairEnded {
+			notes[k].After = f.Repair.After
+			notes[k].Outcome = string(f.Repair.State) + ": " + f.Repair.Detail
+		}
+	}
+	return notes
 }
 
 func queriesOf(items []*item) []MemberQuery {
@@ -461,8 +571,7 @@ func (p *repairer) merge(after *Report) *Report {
 		f := &after.Findings[i]
 		stands[keyOf(*f)] = f
 		if f.Check == CheckLostReservation && p.deficit[Ref{f.Scope.Reservation(), f.Subject}] {
-			f.Check = CheckDeficit
-			f.Message += ", and no unit is left for it"
+			f.isDeficit()
 		}
 	}
 	for _, f := range p.report.Findings {
@@ -478,6 +587,30 @@ func (p *repairer) merge(after *Report) *Report {
 		}
 	}
 	after.RunID, after.StartedAt = p.report.RunID, p.report.StartedAt
+	after.Incomplete = append(after.Incomplete, p.gaps...)
 	after.finish(after.FinishedAt)
 	return after
+}
+
+// cutOff is the report of a run that was told to stop while it repaired: it says
+// what was done by then.
+func (p *repairer) cutOff() *Report {
+	for i := range p.report.Findings {
+		if f := &p.report.Findings[i]; f.Repair.State == RepairStatePlanned {
+			f.skip("the run was told to stop before")
+		}
+		if f := &p.report.Findings[i]; f.Check == CheckLostReservation && p.deficit[Ref{f.Scope.Reservation(), f.Subject}] {
+			f.isDeficit()
+		}
+	}
+	p.report.Incomplete = append(p.report.Incomplete, p.gaps...)
+	p.report.stop("the run was told to stop while it repaired: what stands now was not read again")
+	p.report.finish(time.Now())
+	return p.report
+}
+
+// isDeficit makes a deficit of a lost reservation.
+func (f *Finding) isDeficit() {
+	f.Check, f.cause = CheckDeficit, "no_unit"
+	f.Message += ", and no unit is left for it"
 }

@@ -46,6 +46,11 @@ type Report struct {
 	// those that were repaired.
 	Omitted         map[string]int `json:"omitted,omitempty"`
 	OmittedRepaired map[string]int `json:"omitted_repaired,omitempty"`
+
+	resumable  bool           // it was told to stop, and said how far it had got
+	unfiltered bool           // it was of all scopes
+	members    map[Scope]bool // scopes whose members were compared
+	closed     map[Scope]bool // those of them whose version takes no reservations any more
 }
 
 // ScopeReport is one scope's row. What could not be read, or was not asked
@@ -104,6 +109,8 @@ type Finding struct {
 	Evidence Evidence `json:"evidence"`
 	Rounds   int      `json:"rounds"` // in which it stood
 	Repair   Repair   `json:"repair"`
+
+	cause string // tells findings of one check apart, for [Report.Tasks]
 }
 
 // Stands says whether the finding still stands, and so counts in the summary
@@ -145,7 +152,7 @@ const (
 	SourceRedis    = "redis"
 	SourcePostgres = "postgres"
 	SourceRounds   = "rounds" // both sides were read, and contradicted each other in another way each time
-	SourceTime     = "time"   // other scopes, which could not be read, took the time
+	SourceTime     = "time"   // the run was told to stop, or other scopes, which could not be read, took the time
 )
 
 // Incomplete is something that could not be compared. Scope is null when it is
@@ -166,6 +173,11 @@ func Unreachable(source string, err error) *Report {
 	return r
 }
 
+// stop marks the report of a run that did not get through.
+func (r *Report) stop(why string) {
+	r.Incomplete = append(r.Incomplete, Incomplete{Source: SourceTime, Reason: why})
+}
+
 // oneLine makes a reason fit into a row: causes of several lines are joined.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
@@ -173,6 +185,7 @@ func newReport(checks []Check, startedAt time.Time) *Report {
 	r := &Report{
 		Schema: SchemaVersion, RunID: NewRunID(), Mode: ModeQuick, StartedAt: startedAt.UTC(),
 		Scopes: []ScopeReport{}, Findings: []Finding{}, Incomplete: []Incomplete{}, Summary: map[string]int{},
+		members: map[Scope]bool{}, closed: map[Scope]bool{},
 	}
 	for _, c := range checks {
 		r.Summary[c.ID] = 0

@@ -269,7 +269,7 @@ func (s *sale) options() reconcile.Options {
 func (s *sale) reconciler() *reconcile.Reconciler {
 	return &reconcile.Reconciler{
 		Registry: s.orders, Stocks: s.stocks, Orders: s.orders, Members: s.stocks, Claims: s.orders, Mender: s.stocks,
-		Guard: pgstore.RepairGuard{Store: s.orders, Sighted: s.stocks.Sighting},
+		Guard: pgstore.RepairGuard{Store: s.orders, Sighted: s.stocks.Sighting}, Trail: s.orders,
 	}
 }
 

@@ -76,6 +76,7 @@ type sets struct {
 	kept     map[checkIn]int                 // suspects in the first round
 	beyond   map[checkIn]int                 // those that are not kept
 	done     int64                           // members looked at
+	walked   *walked                         // how far the walk has got
 	queries  map[findingKey]MemberQuery      // how to read again what became findings
 }
 
@@ -108,6 +109,10 @@ func (r *run) setPass(ctx context.Context) error {
 	}
 	p.vanished(ctx)
 	p.conclude()
+	for s, reading := range p.targets {
+		r.report.members[jsonScope(s)] = true
+		r.report.closed[jsonScope(s)] = reading.closed()
+	}
 	return nil
 }
 
@@ -136,6 +141,7 @@ func (r *run) newSets() *sets {
 		run: r, members: r.source.Members, claims: r.source.Claims, limiter: rate.NewLimiter(rate.Inf, 0),
 		targets: map[reservation.Scope]*scopeReading{}, only: map[string]bool{},
 		suspects: map[origin]*suspects{}, immortal: map[reservation.Scope]*standing{}, beyond: map[checkIn]int{}, kept: map[checkIn]int{}, queries: map[findingKey]MemberQuery{},
+		walked: newWalked(r.options.CheckpointEvery),
 	}
 	for _, c := range r.checks {
 		if c.Level == LevelSet {
@@ -157,6 +163,9 @@ func (r *run) newSets() *sets {
 			p.targets[s] = reading
 		}
 	}
+	if from := r.options.Resume; from != nil {
+		p.resume(from.Progress)
+	}
 	return p
 }
 
@@ -177,7 +186,7 @@ func (p *sets) walkSKU(ctx context.Context, sku SKU) error {
 	if len(scopes) == 0 {
 		return nil
 	}
-	if err := p.walkOrders(ctx, k); err != nil {
+	if err := p.walkOrders(ctx, k, p.walked.orders(sku, scopes)); err != nil {
 		return err
 	}
 	for _, s := range scopes {
@@ -193,10 +202,10 @@ func (p *sets) walkSKU(ctx context.Context, sku SKU) error {
 	return nil
 }
 
-// walkOrders reads every order's reservation.
-func (p *sets) walkOrders(ctx context.Context, k *skuReading) error {
-	for after := ""; ; {
-		ids, queries, err := p.orderPage(ctx, k, after)
+// walkOrders reads every order's reservation, from the position on.
+func (p *sets) walkOrders(ctx context.Context, k *skuReading, at *SKUProgress) error {
+	for !at.Done {
+		ids, queries, err := p.orderPage(ctx, k, at.After)
 		if cancelled(ctx) {
 			return context.Cause(ctx)
 		}
@@ -207,11 +216,23 @@ func (p *sets) walkOrders(ctx context.Context, k *skuReading) error {
 		if err := p.look(ctx, queries); err != nil {
 			return err
 		}
-		if len(ids) < p.run.options.Batch {
-			return nil
+		if p.anyFailed(at.Scopes) { // its members were not compared: a run that goes on begins here
+			at = &SKUProgress{After: at.After}
 		}
-		after = ids[len(ids)-1]
+		if at.Done = len(ids) < p.run.options.Batch; len(ids) > 0 {
+			at.After = ids[len(ids)-1]
+		}
+		p.checkpoint(ctx)
 	}
+	return nil
+}
+
+// anyFailed says whether one of the scopes could not be read.
+func (p *sets) anyFailed(scopes []Scope) bool {
+	return slices.ContainsFunc(scopes, func(s Scope) bool {
+		reading := p.targets[s.Reservation()]
+		return reading != nil && reading.failed()
+	})
 }
 
 // orderPage reads a page of a SKU's orders: the ids, and the reservations to
@@ -251,7 +272,8 @@ func (p *sets) failSKU(sku SKU, err error) {
 // walkResults reads the 256 request shards of a scope, and every reservation
 // that they name.
 func (p *sets) walkResults(ctx context.Context, s reservation.Scope) error {
-	for first := 0; first < reservation.RequestShards; first += shardsAtOnce {
+	at := p.walked.scope(s)
+	for first := at.Shard; first < reservation.RequestShards; first += shardsAtOnce {
 		var requests []ShardRequest
 		for shard := first; shard < first+shardsAtOnce; shard++ {
 			requests = append(requests, ShardRequest{Scope: s, Shard: shard, Limit: max(p.run.options.Batch/shardsAtOnce, 1)})
@@ -263,6 +285,11 @@ func (p *sets) walkResults(ctx context.Context, s reservation.Scope) error {
 			}
 			requests = next
 		}
+		if p.targets[s].failed() {
+			return nil
+		}
+		at.Shard = first + shardsAtOnce
+		p.checkpoint(ctx)
 	}
 	return nil
 }
@@ -293,7 +320,11 @@ func (p *sets) resultPages(ctx context.Context, s reservation.Scope, requests []
 // walkIndexes reads every member of both indexes: one whose request result is
 // gone is named by nothing else.
 func (p *sets) walkIndexes(ctx context.Context, s reservation.Scope) error {
+	at := p.walked.scope(s)
 	for _, index := range []reservation.Index{reservation.ReservationExpiry, reservation.SendPending} {
+		if slices.Contains(at.Indexes, index) {
+			continue
+		}
 		for cursor, first := uint64(0), true; first || cursor != 0; first = false {
 			reply := p.members.IndexPages(ctx, index, []PageRequest{{Scope: s, Cursor: cursor, Limit: p.run.options.Batch}})[0]
 			if reply.Err != nil {
@@ -309,6 +340,11 @@ func (p *sets) walkIndexes(ctx context.Context, s reservation.Scope) error {
 			}
 			cursor = reply.Cursor
 		}
+		if p.targets[s].failed() {
+			return nil
+		}
+		at.Indexes = append(at.Indexes, index)
+		p.checkpoint(ctx)
 	}
 	return nil
 }

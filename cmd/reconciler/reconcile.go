@@ -164,7 +164,7 @@ func (a *app) reconcile(ctx context.Context, c config.Config, o reconcile.Option
 	}
 	return (&reconcile.Reconciler{
 		Registry: orders, Stocks: stocks, Orders: orders, Members: stocks, Claims: orders, Mender: stocks,
-		Guard: pgstore.RepairGuard{Store: orders, Sighted: stocks.Sighting},
+		Guard: pgstore.RepairGuard{Store: orders, Sighted: stocks.Sighting}, Trail: orders,
 	}).Run(ctx, o)
 }
 

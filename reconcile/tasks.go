@@ -1,0 +1,98 @@
+package reconcile
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/seckill/reconciler/reservation"
+)
+
+// taskRestoreImpossible is the kind of task of a lost reservation that nothing
+// can rebuild: its order does not say whose it is (protocol §2).
+const taskRestoreImpossible = "restore_impossible"
+
+// taskSample bounds the subjects named in one task.
+const taskSample = 20
+
+// onlyReported are the checks whose findings no person is asked about, although
+// no script puts them right (protocol §5: also reported).
+var onlyReported = []string{CheckMissingTTL, CheckRetentionRisk, CheckCancelledHoldsStock}
+
+// Tasks asks a person about each finding that only a person can put right, and
+// about deficits: one task for each kind, scope and cause (protocol §5). Kinds
+// and causes are those under which workers report the same.
+func (r *Report) Tasks() []reservation.TaskReport {
+	type key struct{ kind, scope, cause string }
+	tasks := map[key]*reservation.TaskReport{}
+	for _, f := range r.Findings {
+		kind, cause, asks := f.task()
+		if !asks {
+			continue
+		}
+		at := key{kind, f.Scope.Reservation().Tag(), cause}
+		if tasks[at] == nil {
+			tasks[at] = &reservation.TaskReport{Kind: at.kind, Scope: at.scope, Cause: at.cause}
+		}
+		t := tasks[at]
+		if t.Count++; len(t.Sample) < taskSample && f.Subject != at.scope {
+			t.Sample = append(t.Sample, f.Subject)
+		}
+	}
+	out := make([]reservation.TaskReport, 0, len(tasks))
+	for _, t := range tasks {
+		out = append(out, *t)
+	}
+	slices.SortFunc(out, func(a, b reservation.TaskReport) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Cause, b.Cause))
+	})
+	return out
+}
+
+// task is the kind and cause of the task that a finding makes.
+func (f Finding) task() (kind, cause string, asks bool) {
+	manual := f.Repair.Kind == RepairManual && f.Severity.Drift() && !slices.Contains(onlyReported, f.Check)
+	if f.Repair.State == RepairStateDone || (!manual && f.Check != CheckDeficit) {
+		return "", "", false
+	}
+	switch f.Check {
+	case CheckLostReservation:
+		return taskRestoreImpossible, "order_names_nobody", true
+	case CheckConfigMissing: // as the workers call it
+		return f.Check, "redis_lost_it", true
+	case CheckOrderWithoutClaim:
+		return f.Check, f.Check, true
+	case CheckMalformedReservation:
+		return f.Check, f.cause, true
+	default: // what follows a colon names a single member
+		cause, _, _ := strings.Cut(f.cause, ":")
+		return f.Check, cause, true
+	}
+}
+
+// Disproves says whether the run looked for what a task of the kind is about,
+// in the whole of its scope, and could read everything. A task that the run
+// does not name again is over then. An incomplete run disproves nothing.
+func (r *Report) Disproves(kind string, s reservation.Scope) bool {
+	at := jsonScope(s)
+	check := kind
+	if kind == taskRestoreImpossible {
+		check = CheckLostReservation
+	}
+	_, made := r.Summary[check]
+	if !made || r.Verdict == VerdictIncomplete || !r.unfiltered {
+		return false
+	}
+	compared := slices.ContainsFunc(r.Scopes, func(row ScopeReport) bool { return row.Scope == at })
+	i := slices.IndexFunc(registry, func(c Check) bool { return c.ID == check })
+	switch {
+	case kind == CheckUnregisteredScope:
+		return true // it is no row: everything was looked through
+	case check == CheckOrderMissing && r.closed[at]: // not looked for: old orders may be archived
+		return false
+	case registry[i].Level == LevelSet:
+		return compared && r.members[at]
+	default:
+		return compared
+	}
+}
