@@ -130,6 +130,8 @@ func TestWrittenKeysExpireAtRetention(t *testing.T) {
 		},
 		{"adopt_orphan", early(expiryKey), []func(*world) string{hashKey, expiryKey}},
 		{"provision", nothing, []func(*world) string{metaKey, stockKey}},
+		{"transfer_out", early(transferKey), []func(*world) string{transferKey}},
+		{"transfer_in", early(transferKey), []func(*world) string{transferKey}},
 		{"recount", early(stockKey), []func(*world) string{stockKey}},
 	}
 	onEach(t, func(w *world) {

@@ -153,7 +153,7 @@ func TestScriptFlags(t *testing.T) {
 	flags := map[string]string{
 		"compensate": " flags=allow-oom", "transition": " flags=allow-oom", "confirm": " flags=allow-oom",
 		"defer": " flags=allow-oom", "record_send": " flags=allow-oom", "unindex": " flags=allow-oom",
-		"snapshot": " flags=no-writes",
+		"snapshot": " flags=no-writes", "transfer_read": " flags=no-writes",
 	}
 	for _, entry := range entries {
 		name := strings.TrimSuffix(entry.Name(), ".lua")

@@ -67,6 +67,7 @@ const (
 	rid, request, user = "r1", "q1", "u1"
 	message            = "reserve-order:r1:v1"
 	otherRID           = "r2"
+	transfer           = "t1"
 )
 
 func newWorld(t *testing.T, client redis.UniversalClient) *world {
@@ -98,7 +99,7 @@ func (w *world) track() {
 	w.keys = []string{
 		s.MetaKey(), s.StockKey(), s.RequestKey(request), s.UserKey(user), s.ReservationKey(rid),
 		s.IndexKey(reservation.SendPending), s.IndexKey(reservation.ReservationExpiry), s.SoldOutKey(),
-		s.UserKey("u2"), s.ReservationKey(otherRID),
+		s.UserKey("u2"), s.ReservationKey(otherRID), s.TransferKey(transfer),
 	}
 }
 

@@ -41,6 +41,9 @@ func subjects() []subject {
 	stockNumbers := map[string]key{"initial": stockKey, "available": stockKey, "reserved": stockKey, "released_total": stockKey}
 	lost := then(in(reservation.StatusReserved), noKey(pendingKey), noKey(expiryKey))
 	soldOut := func(w *world) { w.setText(soldOutKey(w), "1") }
+	transferNumbers := map[string]key{
+		"retention_until_ms": metaKey, "initial": stockKey, "available": stockKey, "reserved": stockKey, "amount": transferKey,
+	}
 	return []subject{
 		{
 			"reserve", func(w *world) { w.sale(10, 0) }, full, stockNumbers,
@@ -150,6 +153,22 @@ func subjects() []subject {
 			}), nil,
 		},
 		{
+			"transfer_out", then(func(w *world) { w.sale(9, 1) }, marks(lua.TransferLegOut, 2)),
+			[]key{metaKey, stockKey, transferKey, soldOutKey},
+			transferNumbers,
+			try((*lua.Batch).TransferOut, func(w *world) lua.TransferOutArgs {
+				return lua.TransferOutArgs{TransferID: transfer, Target: 3, Mode: lua.OutWhole, NowMS: w.base}
+			}), nil,
+		},
+		{
+			"transfer_in", then(func(w *world) { w.sale(0, 1) }, soldOut, marks(lua.TransferLegIn, 2)),
+			[]key{metaKey, stockKey, transferKey, soldOutKey},
+			transferNumbers,
+			try((*lua.Batch).TransferIn, func(w *world) lua.TransferInArgs {
+				return lua.TransferInArgs{TransferID: transfer, Target: 3, Mode: lua.InRaise, NowMS: w.base}
+			}), nil,
+		},
+		{
 			"recount", then(stopped(), soldOut),
 			[]key{metaKey, stockKey, soldOutKey},
 			map[string]key{"retention_until_ms": metaKey}, // a stock that holds no numbers is what it is for
@@ -244,6 +263,9 @@ func TestMoreWrongDataIsRefused(t *testing.T) {
 		{"record_send", "a full resend counter", counted("resend_count"), hashKey},
 		{"compensate", "a full counter", stock("released_total", "9007199254740991"), stockKey},
 		{"reindex", "an unknown status", resv("status", "NONSENSE"), hashKey},
+		{"transfer_out", "a marker without a leg", func(w *world) { w.setHash(transferKey(w), fields{"amount": "2"}) }, transferKey},
+		{"transfer_in", "a marker of no leg", func(w *world) { w.setHash(transferKey(w), fields{"amount": "2", "leg": "x"}) }, transferKey},
+		{"transfer_in", "a marker without an amount", func(w *world) { w.setHash(transferKey(w), fields{"leg": "in"}) }, transferKey},
 		{"restore", "a corrupted request field", func(w *world) { w.setHash(shardKey(w), fields{request: "0|r1"}) }, shardKey},
 	}
 	onEach(t, func(w *world) {
@@ -313,6 +335,28 @@ func TestWrongArgumentsAreRefusedBeforeAnyWrite(t *testing.T) {
 		})},
 		{"ARGV[8]", try((*lua.Batch).Provision, func(*world) lua.ProvisionArgs {
 			return lua.ProvisionArgs{State: lua.StateActive, StartsAtMS: 5, EndsAtMS: 10, RetentionUntilMS: 9}
+		})},
+		{"ARGV[1]", try((*lua.Batch).TransferOut, func(*world) lua.TransferOutArgs {
+			return lua.TransferOutArgs{TransferID: "t|1", Target: 1, Mode: lua.OutWhole}
+		})},
+		{"ARGV[2]", try((*lua.Batch).TransferOut, func(*world) lua.TransferOutArgs {
+			return lua.TransferOutArgs{TransferID: transfer, Target: -1, Mode: lua.OutWhole}
+		})},
+		{"ARGV[3]", try((*lua.Batch).TransferOut, func(*world) lua.TransferOutArgs {
+			return lua.TransferOutArgs{TransferID: transfer, Target: 1, Mode: "raise"}
+		})},
+		{"ARGV[4]", try((*lua.Batch).TransferOut, func(*world) lua.TransferOutArgs {
+			return lua.TransferOutArgs{TransferID: transfer, Target: 1, Mode: lua.OutPartial, NowMS: -1}
+		})},
+		{"ARGV[1]", try((*lua.Batch).TransferIn, func(*world) lua.TransferInArgs { return lua.TransferInArgs{Target: 1, Mode: lua.InRaise} })},
+		{"ARGV[2]", try((*lua.Batch).TransferIn, func(*world) lua.TransferInArgs {
+			return lua.TransferInArgs{TransferID: transfer, Target: tooLarge, Mode: lua.InRaise}
+		})},
+		{"ARGV[3]", try((*lua.Batch).TransferIn, func(*world) lua.TransferInArgs {
+			return lua.TransferInArgs{TransferID: transfer, Target: 1, Mode: "whole"}
+		})},
+		{"ARGV[4]", try((*lua.Batch).TransferIn, func(*world) lua.TransferInArgs {
+			return lua.TransferInArgs{TransferID: transfer, Target: 1, Mode: lua.InLower, NowMS: tooLarge}
 		})},
 		{"ARGV[10]", try((*lua.Batch).Provision, func(w *world) lua.ProvisionArgs {
 			a := w.provisionArgs()
