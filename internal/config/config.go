@@ -70,6 +70,10 @@ type Config struct {
 	// Compares both sides.
 	Reconcile Reconcile `koanf:"reconcile"`
 
+	// What is deleted in time. In mode observe claims and the journal of
+	// transfers stay.
+	Purge Purge `koanf:"purge"`
+
 	// The lease lets one instance work at a time.
 	Lease Lease `koanf:"lease"`
 
@@ -289,6 +293,32 @@ type Reconcile struct {
 	Settle time.Duration `koanf:"settle"`
 	// Reservations in one page: one round trip to Redis and one to PostgreSQL.
 	Batch int `koanf:"batch"`
+	// How long reports are kept in PostgreSQL and in report_dir. The newest
+	// finished one of each mode and selection is kept for comparison. 0: for
+	// ever.
+	Retention time.Duration `koanf:"retention"`
+	// Directory where each report is also written, as JSON and as a page to
+	// look at; empty for none. It must exist.
+	ReportDir string `koanf:"report_dir"`
+}
+
+// Purge is what is deleted in time (protocol §4). 0 keeps a kind for ever.
+type Purge struct {
+	// Age at which a claim may go. It must be longer than the brokers keep
+	// messages, retries and dead letters, and than anybody may replay them: a
+	// message that is later than its claim could still make an order. A claim
+	// stays in any case while its order exists, and until its version is CLOSED
+	// and past its retention.
+	ClaimsAfter time.Duration `koanf:"claims_after"`
+	// Age, since it was decided, at which a task goes. Open ones stay.
+	TasksAfter time.Duration `koanf:"tasks_after"`
+	// How long after their version's retention finished transfers are kept.
+	TransfersAfter time.Duration `koanf:"transfers_after"`
+	// Time since its last run after which a job is forgotten, such as one that
+	// this version does not have any more. Paused ones stay.
+	JobsAfter time.Duration `koanf:"jobs_after"`
+	// Rows that are looked at or deleted in one statement.
+	Batch int `koanf:"batch"`
 }
 
 // Lease is the single instance's lock, a PostgreSQL advisory lock on its own
@@ -391,9 +421,13 @@ func Default() Config {
 		Compensator: Compensator{
 			Pass: Pass{Every: time.Second, Batch: 256, PassLimit: 10 * time.Second, PassItems: 50_000},
 		},
-		Reconcile: Reconcile{Settle: 5 * time.Second, Batch: 1000},
-		Lease:     Lease{TTL: 5 * time.Second},
-		Run:       Run{StopTimeout: 20 * time.Second},
+		Reconcile: Reconcile{Settle: 5 * time.Second, Batch: 1000, Retention: 7 * 24 * time.Hour},
+		Purge: Purge{
+			ClaimsAfter: 30 * 24 * time.Hour, TasksAfter: 90 * 24 * time.Hour, TransfersAfter: 30 * 24 * time.Hour,
+			JobsAfter: 30 * 24 * time.Hour, Batch: 1000,
+		},
+		Lease: Lease{TTL: 5 * time.Second},
+		Run:   Run{StopTimeout: 20 * time.Second},
 		Admin: Admin{
 			Listen:       "127.0.0.1:8642",
 			CheckTimeout: 2 * time.Second,

@@ -44,6 +44,7 @@ func (c Config) Validate() error {
 	k.postgres(c.Postgres)
 	k.rocketmq(c.RocketMQ)
 	k.workers(c)
+	k.purge(c)
 	k.admin(c.Admin)
 	if c.Lease.TTL < minLeaseTTL {
 		k.failf("lease.ttl", "%s is below %s", formatDuration(c.Lease.TTL), minLeaseTTL)
@@ -190,6 +191,30 @@ func (k *checker) workers(c Config) {
 	k.positive("fencer.max_release.window", m.Window)
 	k.positive("reconcile.settle", c.Reconcile.Settle)
 	k.atLeast("reconcile.batch", c.Reconcile.Batch, 1)
+}
+
+// minClaimAge is what seckill.purge_claims itself demands.
+const minClaimAge = time.Hour
+
+func (k *checker) purge(c Config) {
+	for _, age := range []struct {
+		path string
+		d    time.Duration
+	}{
+		{"reconcile.retention", c.Reconcile.Retention},
+		{"purge.claims_after", c.Purge.ClaimsAfter},
+		{"purge.tasks_after", c.Purge.TasksAfter},
+		{"purge.transfers_after", c.Purge.TransfersAfter},
+		{"purge.jobs_after", c.Purge.JobsAfter},
+	} {
+		if age.d < 0 {
+			k.failf(age.path, "%s is negative", formatDuration(age.d))
+		}
+	}
+	if d := c.Purge.ClaimsAfter; d > 0 && d <= minClaimAge {
+		k.failf("purge.claims_after", "%s is not above %s: a message may be later than its claim", formatDuration(d), formatDuration(minClaimAge))
+	}
+	k.atLeast("purge.batch", c.Purge.Batch, 1)
 }
 
 func (k *checker) pass(worker string, p Pass) {
