@@ -41,6 +41,12 @@ const (
 	ProtocolPop      = "pop"
 )
 
+// The values of reconcile.repair.
+const (
+	RepairOff  = "off"
+	RepairAuto = "auto"
+)
+
 // Config is every setting. The tags of a field: koanf is its name, oneof its
 // accepted values, secret marks what may also be given as <name>_file and is
 // never shown: a text, or the passwords in a connection string.
@@ -69,6 +75,9 @@ type Config struct {
 
 	// Compares both sides.
 	Reconcile Reconcile `koanf:"reconcile"`
+
+	// Tells others of what waits for a person.
+	Notify Notify `koanf:"notify"`
 
 	// What is deleted in time. In mode observe claims and the journal of
 	// transfers stay.
@@ -293,6 +302,23 @@ type Reconcile struct {
 	Settle time.Duration `koanf:"settle"`
 	// Reservations in one page: one round trip to Redis and one to PostgreSQL.
 	Batch int `koanf:"batch"`
+	// Most reservations a second that are read one by one; 0: no limit.
+	Rate int `koanf:"rate"`
+	// When the daemon compares the numbers of all scopes, and the members of
+	// those with drift: six cron fields beginning with the second, in UTC, or
+	// @every and a duration; empty: never.
+	Quick string `koanf:"quick"`
+	// Longest time of such a pass; what was not read by then is incomplete.
+	QuickLimit time.Duration `koanf:"quick_limit"`
+	// When it compares every member of all scopes; as for quick.
+	Deep string `koanf:"deep"`
+	// Longest time of such a pass; the next one goes on where it ended.
+	DeepLimit time.Duration `koanf:"deep_limit"`
+	// What the daemon does about findings that are provably safe to put right.
+	// auto: puts them right, in mode act. off: reports them.
+	Repair string `koanf:"repair" oneof:"off auto"`
+	// Most repairs of one pass; what is beyond waits for the next one.
+	MaxRepairs int `koanf:"max_repairs"`
 	// How long reports are kept in PostgreSQL and in report_dir. The newest
 	// finished one of each mode and selection is kept for comparison. 0: for
 	// ever.
@@ -319,6 +345,25 @@ type Purge struct {
 	JobsAfter time.Duration `koanf:"jobs_after"`
 	// Rows that are looked at or deleted in one statement.
 	Batch int `koanf:"batch"`
+}
+
+// Notify is who is told of what waits for a person.
+type Notify struct {
+	// New tasks and halts are posted to it; see docs/operations.md.
+	Webhook Webhook `koanf:"webhook"`
+}
+
+// Webhook is an HTTP endpoint that is told of new tasks.
+type Webhook struct {
+	// Where to post to, http or https; empty: nowhere. Redirects are refused, and
+	// no proxy is used.
+	URL string `koanf:"url" secret:"text"`
+	// Key of the signature, of at least 16 characters.
+	Secret string `koanf:"secret" secret:"text"`
+	// Time that one request may take.
+	Timeout time.Duration `koanf:"timeout"`
+	// Pause between two looks for new tasks.
+	Every time.Duration `koanf:"every"`
 }
 
 // Lease is the single instance's lock, a PostgreSQL advisory lock on its own
@@ -421,7 +466,12 @@ func Default() Config {
 		Compensator: Compensator{
 			Pass: Pass{Every: time.Second, Batch: 256, PassLimit: 10 * time.Second, PassItems: 50_000},
 		},
-		Reconcile: Reconcile{Settle: 5 * time.Second, Batch: 1000, Retention: 7 * 24 * time.Hour},
+		Reconcile: Reconcile{
+			Settle: 5 * time.Second, Batch: 1000, Rate: 20_000,
+			Quick: "0 * * * * *", QuickLimit: 50 * time.Second, Deep: "0 30 3 * * *", DeepLimit: 6 * time.Hour,
+			Repair: RepairAuto, MaxRepairs: 1000, Retention: 7 * 24 * time.Hour,
+		},
+		Notify: Notify{Webhook: Webhook{Timeout: 5 * time.Second, Every: 5 * time.Second}},
 		Purge: Purge{
 			ClaimsAfter: 30 * 24 * time.Hour, TasksAfter: 90 * 24 * time.Hour, TransfersAfter: 30 * 24 * time.Hour,
 			JobsAfter: 30 * 24 * time.Hour, Batch: 1000,

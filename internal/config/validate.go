@@ -16,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/seckill/reconciler/internal/schedule"
 	"github.com/seckill/reconciler/reservation"
 )
 
@@ -45,6 +46,8 @@ func (c Config) Validate() error {
 	k.rocketmq(c.RocketMQ)
 	k.workers(c)
 	k.purge(c)
+	k.reconcile(c.Reconcile)
+	k.webhook(c.Notify.Webhook)
 	k.admin(c.Admin)
 	if c.Lease.TTL < minLeaseTTL {
 		k.failf("lease.ttl", "%s is below %s", formatDuration(c.Lease.TTL), minLeaseTTL)
@@ -189,8 +192,43 @@ func (k *checker) workers(c Config) {
 		k.failf("fencer.max_release.min", "%d is negative", m.Min)
 	}
 	k.positive("fencer.max_release.window", m.Window)
-	k.positive("reconcile.settle", c.Reconcile.Settle)
-	k.atLeast("reconcile.batch", c.Reconcile.Batch, 1)
+}
+
+func (k *checker) reconcile(r Reconcile) {
+	k.positive("reconcile.settle", r.Settle)
+	k.atLeast("reconcile.batch", r.Batch, 1)
+	k.atLeast("reconcile.rate", r.Rate, 0)
+	k.schedule("reconcile.quick", r.Quick)
+	k.positive("reconcile.quick_limit", r.QuickLimit)
+	k.schedule("reconcile.deep", r.Deep)
+	k.positive("reconcile.deep_limit", r.DeepLimit)
+	k.atLeast("reconcile.max_repairs", r.MaxRepairs, 1)
+}
+
+func (k *checker) schedule(path, spec string) {
+	if spec == "" {
+		return
+	}
+	if _, err := schedule.ParseSchedule(spec); err != nil {
+		k.failf(path, "%w", err)
+	}
+}
+
+// minSecret is the least length of a key that signs.
+const minSecret = 16
+
+func (k *checker) webhook(w Webhook) {
+	k.positive("notify.webhook.timeout", w.Timeout)
+	k.interval("notify.webhook.every", w.Every)
+	switch u, err := url.Parse(w.URL); {
+	case w.URL == "" && w.Secret == "":
+	case w.URL == "":
+		k.failf("notify.webhook.url", "is not set, but notify.webhook.secret is")
+	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "":
+		k.failf("notify.webhook.url", "is not a URL of the form https://host/path")
+	case len(w.Secret) < minSecret:
+		k.failf("notify.webhook.secret", "is shorter than %d characters: the receiver verifies with it who sends", minSecret)
+	}
 }
 
 // minClaimAge is what seckill.purge_claims itself demands.
