@@ -74,6 +74,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	config.MinConns = 0
 	config.MaxConnIdleTime = 5 * time.Minute
 	config.ConnConfig.ConnectTimeout = c.ConnectTimeout
+	config.ConnConfig.DialFunc = impatient(config.ConnConfig.DialFunc, replyLimit(c.StatementTimeout))
 	config.ConnConfig.RuntimeParams["application_name"] = c.ApplicationName
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		return prepareSession(ctx, conn, c.StatementTimeout)

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"go.uber.org/goleak"
 
+	"github.com/seckill/reconciler/internal/devstack/faultproxy"
 	"github.com/seckill/reconciler/internal/devstack/stacktest"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/reservation"
@@ -193,4 +194,38 @@ func withParameter(t *testing.T, raw, key, value string) string {
 	q.Set(key, value)
 	u.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
 	return u.String()
+}
+
+// A server that hangs after it has accepted a connection keeps no command
+// waiting for ever, and a context still ends a call at once.
+func TestAHangingServerIsGivenUp(t *testing.T) {
+	t.Parallel()
+	target, err := url.Parse(stacktest.Database(t, stacktest.Shared(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := faultproxy.Start(target.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(proxy.Close)
+	target.Host = proxy.Addr()
+	store := open(t, pgstore.Config{URL: target.String(), StatementTimeout: 100 * time.Millisecond})
+	if err := store.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Set(faultproxy.Faults{Stall: true})
+	if err := store.Ping(t.Context()); !errors.Is(err, pgstore.ErrUnavailable) {
+		t.Errorf("a hanging server: %v, want ErrUnavailable", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	began := time.Now()
+	if err := store.Ping(ctx); err == nil || time.Since(began) > time.Second {
+		t.Errorf("a call that was cancelled: %v after %s", err, time.Since(began))
+	}
+	proxy.Set(faultproxy.Faults{})
+	if err := store.Ping(t.Context()); err != nil {
+		t.Errorf("after the hang: %v", err)
+	}
 }
