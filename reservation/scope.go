@@ -114,6 +114,12 @@ func (s Scope) RequestKey(requestID string) string {
 // EventsChannel is the Pub/Sub channel of sell-out and restock notices.
 func (s Scope) EventsChannel() string { return s.key("events") }
 
+// Payloads on a scope's events channel (spec §5).
+const (
+	NoticeSoldOut   = "soldout"   // from the gateway that took the last unit
+	NoticeAvailable = "available" // from the daemon, when units came free
+)
+
 // CurrentVersionKey names the activity version in force. Only the control
 // plane touches it.
 func CurrentVersionKey(activityID string) string {

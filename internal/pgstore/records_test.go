@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/pgstore/claims"
 	"github.com/seckill/reconciler/migrations"
 	"github.com/seckill/reconciler/reservation"
 )
@@ -154,7 +155,7 @@ func TestRecordsUseTheIndexOfAGroupedView(t *testing.T) {
 	array := "'{" + strings.Join(ids, ",") + "}'::text[]"
 	for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
 		exec(t, daemon, `SET plan_cache_mode = `+mode)
-		exec(t, daemon, `PREPARE `+mode+` (text[]) AS `+pgstore.RecordsSQL)
+		exec(t, daemon, `PREPARE `+mode+` (text[]) AS `+claims.RecordsSQL)
 		rows, err := daemon.Query(t.Context(), `EXPLAIN EXECUTE `+mode+` (`+array+`)`)
 		if err != nil {
 			t.Fatal(err)

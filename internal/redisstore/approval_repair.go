@@ -100,5 +100,5 @@ func (s *Store) runBatch(ctx context.Context, batch *lua.Batch) {
 func (s *Store) PublishSoldOut(ctx context.Context, scope reservation.Scope) error {
 	bound, cancel := s.bound(ctx)
 	defer cancel()
-	return s.reading.Publish(bound, scope.EventsChannel(), "soldout").Err()
+	return s.reading.Publish(bound, scope.EventsChannel(), reservation.NoticeSoldOut).Err()
 }

@@ -95,7 +95,7 @@ func (s *Store) PublishAvailable(ctx context.Context, scopes []reservation.Scope
 	defer cancel()
 	pipe := s.reading.Pipeline()
 	for _, scope := range scopes {
-		pipe.Publish(bound, scope.EventsChannel(), "available")
+		pipe.Publish(bound, scope.EventsChannel(), reservation.NoticeAvailable)
 	}
 	_, err := pipe.Exec(bound)
 	return err
