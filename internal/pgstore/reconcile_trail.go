@@ -123,3 +123,18 @@ func (s *Store) Interrupted(ctx context.Context, selection RunSelection, since t
 	}
 	return reconcile.Resume{}, fmt.Errorf("an interrupted deep run of this selection: %w", ErrNotFound)
 }
+
+// UnresolvedIDs are the tasks that still stand, the oldest first, at most limit.
+func (s *Store) UnresolvedIDs(ctx context.Context, limit int) ([]int64, error) {
+	return collect(ctx, s, "list unresolved tasks", pgx.RowTo[int64],
+		`SELECT id FROM seckill.manual_task WHERE state IN ('open', 'approved') ORDER BY id LIMIT $1`, limit)
+}
+
+// TasksOf are the tasks of those ids that still stand, in their order.
+func (s *Store) TasksOf(ctx context.Context, ids []int64) ([]Task, error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	return collect(ctx, s, "read tasks", scanTask,
+		`SELECT `+taskColumns+` FROM seckill.manual_task WHERE id = ANY ($1) AND state IN ('open', 'approved') ORDER BY id`, ids)
+}
