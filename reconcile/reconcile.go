@@ -241,6 +241,7 @@ func newRun(r *Reconciler, checks []Check, o Options) *run {
 	}
 	started.report.unfiltered = o.Filter.empty()
 	if o.Resume != nil {
+		started.report.resumed = true
 		started.report.RunID, started.report.StartedAt = o.Resume.RunID, o.Resume.StartedAt.UTC()
 	}
 	return started

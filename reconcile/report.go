@@ -48,6 +48,7 @@ type Report struct {
 	OmittedRepaired map[string]int `json:"omitted_repaired,omitempty"`
 
 	resumable  bool           // it was told to stop, and said how far it had got
+	resumed    bool           // it continued another one
 	unfiltered bool           // it was of all scopes
 	members    map[Scope]bool // scopes whose members were compared
 	closed     map[Scope]bool // those of them whose version takes no reservations any more

@@ -20,14 +20,15 @@ const taskSample = 20
 var onlyReported = []string{CheckMissingTTL, CheckRetentionRisk, CheckCancelledHoldsStock}
 
 // Tasks asks a person about each finding that only a person can put right, and
-// about deficits: one task for each kind, scope and cause (protocol §5). Kinds
-// and causes are those under which workers report the same.
-func (r *Report) Tasks() []reservation.TaskReport {
+// about those deficits that are overdue, by their reservation's id; nil: none is.
+// There is one task for each kind, scope and cause (protocol §5); kinds and causes
+// are those under which workers report the same.
+func (r *Report) Tasks(overdue func(id string) bool) []reservation.TaskReport {
 	type key struct{ kind, scope, cause string }
 	tasks := map[key]*reservation.TaskReport{}
 	for _, f := range r.Findings {
 		kind, cause, asks := f.task()
-		if !asks {
+		if !asks || (kind == CheckDeficit && (overdue == nil || !overdue(f.Subject))) {
 			continue
 		}
 		at := key{kind, f.Scope.Reservation().Tag(), cause}
@@ -47,6 +48,32 @@ func (r *Report) Tasks() []reservation.TaskReport {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Cause, b.Cause))
 	})
 	return out
+}
+
+// ReportKinds are the kinds of task that a report may name or disprove.
+func ReportKinds() []string {
+	kinds := []string{taskRestoreImpossible}
+	for _, c := range registry {
+		kinds = append(kinds, c.ID)
+	}
+	return kinds
+}
+
+// Deficits are the reservations for which no unit is left.
+func (r *Report) Deficits() []string {
+	var ids []string
+	for _, f := range r.Findings {
+		if f.Check == CheckDeficit {
+			ids = append(ids, f.Subject)
+		}
+	}
+	return ids
+}
+
+// Complete says whether the run compared all scopes, in one go, and could read
+// everything.
+func (r *Report) Complete() bool {
+	return r.Verdict != VerdictIncomplete && r.unfiltered && !r.resumed
 }
 
 // task is the kind and cause of the task that a finding makes.
@@ -80,12 +107,14 @@ func (r *Report) Disproves(kind string, s reservation.Scope) bool {
 		check = CheckLostReservation
 	}
 	_, made := r.Summary[check]
-	if !made || r.Verdict == VerdictIncomplete || !r.unfiltered {
+	if !made || !r.Complete() {
 		return false
 	}
 	compared := slices.ContainsFunc(r.Scopes, func(row ScopeReport) bool { return row.Scope == at })
 	i := slices.IndexFunc(registry, func(c Check) bool { return c.ID == check })
 	switch {
+	case kind == CheckDeficit && r.found(CheckLostReservation, at): // nobody tried to restore it
+		return false
 	case kind == CheckUnregisteredScope:
 		return true // it is no row: everything was looked through
 	case check == CheckOrderMissing && r.closed[at]: // not looked for: old orders may be archived
@@ -95,4 +124,9 @@ func (r *Report) Disproves(kind string, s reservation.Scope) bool {
 	default:
 		return compared
 	}
+}
+
+// found says whether the check stands in a scope.
+func (r *Report) found(check string, at Scope) bool {
+	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Check == check && f.Scope == at && f.Stands() })
 }
