@@ -12,34 +12,6 @@ import (
 	"github.com/seckill/reconciler/reservation"
 )
 
-// Times are the times of a scope's meta, in milliseconds since 1970.
-type Times struct {
-	StartsAtMS       int64
-	EndsAtMS         int64
-	RetentionUntilMS int64
-}
-
-// ScopeTimes reads the times of a scope's meta; [redis.Nil] when there is none.
-func (s *Store) ScopeTimes(ctx context.Context, scope reservation.Scope) (Times, error) {
-	bound, cancel := s.bound(ctx)
-	defer cancel()
-	values, err := s.reading.HMGet(bound, scope.MetaKey(), "starts_at_ms", "ends_at_ms", "retention_until_ms").Result()
-	if err != nil {
-		return Times{}, fmt.Errorf("read the times of %s: %w", scope, err)
-	}
-	var numbers [3]int64
-	for i, v := range values {
-		text, ok := v.(string)
-		if !ok {
-			return Times{}, redis.Nil
-		}
-		if numbers[i], err = reservation.ParseNumber(text); err != nil {
-			return Times{}, fmt.Errorf("read the times of %s: %w", scope, err)
-		}
-	}
-	return Times{numbers[0], numbers[1], numbers[2]}, nil
-}
-
 // sightingKept is how long a sighting of PostgreSQL outlives its last renewal.
 const sightingKept = 30 * 24 * time.Hour
 
