@@ -379,7 +379,7 @@ func (s *sale) subscribe(o upstream.Subscription, faultOf func(id string) upstre
 	}
 	o.Logger = slog.New(slog.DiscardHandler)
 	sub, err := upstream.Subscribe(o, &upstream.Consumer{
-		Kind: upstream.Claiming, DB: s.consumer(), Scripts: s.runner, FaultOf: faultOf,
+		Kind: upstream.Claiming, DB: s.consumer(), Redis: s.redis, FaultOf: faultOf,
 	})
 	if err != nil {
 		s.t.Fatal(err)

@@ -62,11 +62,11 @@ func open(t *testing.T) *books {
 	if err := b.activity.Open(t.Context(), scripts, b.db, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	b.tell(&upstream.Gateway{
+	b.tell(scripts, &upstream.Gateway{
 		Activity: b.activity, Secret: []byte("secret"), TTL: time.Minute, Timeout: 10 * time.Second,
-		Redis: b.client, Scripts: scripts, Sender: stored{},
+		Redis: b.client, Sender: stored{},
 	}, &upstream.Consumer{
-		Kind: upstream.Claiming, Scripts: scripts, DB: b.pool(stacktest.LoginURL(t, stack, url, "seckill_consumer")),
+		Kind: upstream.Claiming, Redis: b.client, DB: b.pool(stacktest.LoginURL(t, stack, url, "seckill_consumer")),
 	})
 	return b
 }
@@ -82,7 +82,7 @@ func (b *books) pool(url string) *pgxpool.Pool {
 }
 
 // tell lets the story happen, with the daemon's part in it done by hand.
-func (b *books) tell(g *upstream.Gateway, c *upstream.Consumer) {
+func (b *books) tell(scripts *lua.Runner, g *upstream.Gateway, c *upstream.Consumer) {
 	b.t.Helper()
 	ctx := b.t.Context()
 	var requests []upstream.Request
@@ -113,7 +113,7 @@ func (b *books) tell(g *upstream.Gateway, c *upstream.Consumer) {
 	}
 	scope := b.scope(b.released)
 	b.sql(`SELECT seckill.fence_reservations($1, 'test', $2)`, []string{b.released.ID}, []string{scope.Tag()})
-	batch := g.Scripts.Batch()
+	batch := scripts.Batch()
 	batch.Transition(scope, lua.TransitionArgs{ReservationID: b.released.ID, Target: reservation.StatusReleasePending})
 	compensated := batch.Compensate(scope, lua.CompensateArgs{ReservationID: b.released.ID, UserID: b.released.UserID, Reason: "test"})
 	if err := batch.Run(ctx); err != nil {

@@ -177,11 +177,11 @@ func (p *play) sell(ctx context.Context) error {
 	s := p.stage
 	faults := upstream.Evenly(p.o.Seed, p.o.Share, upstream.AllFaults[1:]...)
 	for _, kind := range []upstream.Kind{upstream.Claiming, upstream.Unmodified} {
-		p.workers = append(p.workers, &upstream.Consumer{Kind: kind, DB: s.shop, Scripts: s.scripts, FaultOf: faults.Of})
+		p.workers = append(p.workers, &upstream.Consumer{Kind: kind, DB: s.shop, Redis: s.client, FaultOf: faults.Of})
 	}
 	p.sale = &upstream.Sale{
 		Gateway: &upstream.Gateway{
-			Activity: s.activity, Secret: []byte("the demo's secret"), TTL: ttl, Redis: s.client, Scripts: s.scripts, Sender: s.sender,
+			Activity: s.activity, Secret: []byte("the demo's secret"), TTL: ttl, Redis: s.client, Sender: s.sender,
 		},
 		Users: p.o.Users, Rate: p.o.Rate, Faults: faults,
 		Delays: upstream.Delays{Mark: markLate, Send: sendLate, Replay: replayLate},

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"runtime/debug"
@@ -9,9 +10,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 
-	"github.com/seckill/reconciler/lua"
-	"github.com/seckill/reconciler/reservation"
+	"github.com/seckill/reconciler/client"
 )
 
 // Kind is how much a consumer knows of the daemon.
@@ -52,14 +53,28 @@ type Delivery struct {
 // Consumer creates orders from order messages.
 type Consumer struct {
 	Kind    Kind
-	DB      *pgxpool.Pool // as login shop_consumer
-	Scripts *lua.Runner
+	DB      *pgxpool.Pool                    // as login shop_consumer
+	Redis   redis.UniversalClient            // with [client.RedisOptions]
 	FaultOf func(reservationID string) Fault // nil: none
 	Timeout time.Duration                    // of one delivery; default 10s
+
+	once sync.Once
+	own  *client.Consumer
+	err  error // why there is none
 
 	mu     sync.Mutex
 	events map[Event]int
 }
+
+// client is the consumer's side of the contract.
+func (c *Consumer) client() (*client.Consumer, error) {
+	c.once.Do(func() {
+		c.own, c.err = client.NewConsumer(c.Redis, client.ConsumerOptions{Timeout: c.timeout()})
+	})
+	return c.own, c.err
+}
+
+func (c *Consumer) timeout() time.Duration { return orDefault(c.Timeout, 10*time.Second) }
 
 // Events counts what became of the deliveries so far.
 func (c *Consumer) Events() map[Event]int {
@@ -81,7 +96,7 @@ func (c *Consumer) count(e Event) {
 // says whether the message is done with; otherwise it is to be delivered again.
 // The error tells why it failed.
 func (c *Consumer) Consume(ctx context.Context, d Delivery) (event Event, acknowledge bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, orDefault(c.Timeout, 10*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, c.timeout())
 	defer cancel()
 	defer func() {
 		// The client library would swallow it, and the queue would stand still.
@@ -90,7 +105,7 @@ func (c *Consumer) Consume(ctx context.Context, d Delivery) (event Event, acknow
 		}
 		c.count(event)
 	}()
-	m, err := reservation.ParseOrderMessage(d.Body)
+	m, err := client.ParseMessage(d.Body)
 	if err != nil {
 		return EventMalformed, false, err
 	}
@@ -101,8 +116,12 @@ func (c *Consumer) Consume(ctx context.Context, d Delivery) (event Event, acknow
 	return c.handle(ctx, m, fault, d)
 }
 
-func (c *Consumer) handle(ctx context.Context, m reservation.OrderMessage, fault Fault, d Delivery) (Event, bool, error) {
-	shop := tables{c.DB}
+func (c *Consumer) handle(ctx context.Context, m client.Message, fault Fault, d Delivery) (Event, bool, error) {
+	own, err := c.client()
+	if err != nil {
+		return EventFailed, false, err
+	}
+	shop := tables{c.DB, own}
 	switch fault {
 	case DeadLetter:
 		return EventFailed, false, fmt.Errorf("reservation %s: this message always fails", m.ReservationID)
@@ -114,27 +133,27 @@ func (c *Consumer) handle(ctx context.Context, m reservation.OrderMessage, fault
 		}
 	case RejectClaimed, RejectUnclaimed:
 		if fault == RejectUnclaimed || c.Kind == Unmodified {
-			return c.settle(ctx, m, orderRejected, "")
+			return c.settle(ctx, own, m, orderRejected, "")
 		}
 		result, orderID, err := shop.reject(ctx, m, reasonBusiness)
 		if err != nil {
 			return EventFailed, false, err
 		}
-		return c.settle(ctx, m, result, orderID)
+		return c.settle(ctx, own, m, result, orderID)
 	default:
 	}
-	return c.order(ctx, m, fault, d)
+	return c.order(ctx, shop, m, fault, d)
 }
 
 // order creates the order and shows it in Redis, unless the consumer dies.
-func (c *Consumer) order(ctx context.Context, m reservation.OrderMessage, fault Fault, d Delivery) (Event, bool, error) {
-	create := tables{c.DB}.createClaiming
+func (c *Consumer) order(ctx context.Context, shop tables, m client.Message, fault Fault, d Delivery) (Event, bool, error) {
+	create := shop.createClaiming
 	if c.Kind == Unmodified {
-		create = tables{c.DB}.createUnmodified
+		create = shop.createUnmodified
 	}
 	result, orderID, err := create(ctx, m, fault == CrashBeforeCommit && d.Attempt == 0)
 	switch {
-	case sqlState(err) == fencedState:
+	case errors.Is(err, client.ErrExcluded):
 		// To an unmodified consumer an error like any other: it tries again.
 		return EventFenced, false, err
 	case err != nil:
@@ -144,44 +163,24 @@ func (c *Consumer) order(ctx context.Context, m reservation.OrderMessage, fault 
 	case fault == CrashAfterCommit && result == orderExists:
 		return EventDuplicate, true, nil
 	}
-	return c.settle(ctx, m, result, orderID)
+	return c.settle(ctx, shop.client, m, result, orderID)
 }
 
 // settle shows the result in Redis and acknowledges.
-func (c *Consumer) settle(ctx context.Context, m reservation.OrderMessage, result orderResult, orderID string) (Event, bool, error) {
-	event := EventRejected
-	args := lua.TransitionArgs{ReservationID: m.ReservationID, Target: reservation.StatusRejected, MessageID: m.MessageID}
+func (c *Consumer) settle(ctx context.Context, own *client.Consumer, m client.Message, result orderResult, orderID string) (Event, bool, error) {
+	var event Event
+	var err error
 	switch result {
 	case orderAborted:
 		return EventCrashed, false, nil
-	case orderCreated, orderExists:
-		event = EventOrdered
-		if result == orderExists {
-			event = EventDuplicate
-		}
-		args.Target, args.OrderID = reservation.StatusOrderCreated, orderID
+	case orderCreated:
+		event, err = EventOrdered, own.MarkOrderCreated(ctx, m, orderID)
+	case orderExists:
+		event, err = EventDuplicate, own.MarkOrderCreated(ctx, m, orderID)
 	case orderFenced:
-		event, args.ErrorCode = EventFenced, "fenced"
+		event, err = EventFenced, own.MarkRejected(ctx, m, "fenced")
 	case orderRejected:
-		args.ErrorCode = "rejected"
+		event, err = EventRejected, own.MarkRejected(ctx, m, "rejected")
 	}
-	if err := c.advance(ctx, m, args); err != nil {
-		return event, false, err
-	}
-	return event, true, nil
-}
-
-// advance moves the reservation on. One that is gone, or on another path, is
-// none of the consumer's business (protocol §1): PostgreSQL has decided.
-func (c *Consumer) advance(ctx context.Context, m reservation.OrderMessage, args lua.TransitionArgs) error {
-	scope := reservation.Scope{ActivityID: m.ActivityID, SKUID: m.SKUID, Version: m.ActivityVersion, Bucket: m.BucketID}
-	batch := c.Scripts.Batch()
-	result := batch.Transition(scope, args)
-	if err := batch.Run(ctx); err != nil {
-		return fmt.Errorf("show reservation %s as %s: %w", m.ReservationID, args.Target, err)
-	}
-	if _, err := result.Get(); err != nil {
-		return fmt.Errorf("show reservation %s as %s: %w", m.ReservationID, args.Target, err)
-	}
-	return nil
+	return event, err == nil, err
 }

@@ -150,7 +150,7 @@ func (g *Gateway) deleteHashes(ctx context.Context, rs []reservation.Reservation
 	defer cancel()
 	pipe := g.Redis.Pipeline()
 	for _, r := range rs {
-		pipe.Del(ctx, scopeOf(r).ReservationKey(r.ID))
+		pipe.Del(ctx, r.Scope().ReservationKey(r.ID))
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return fmt.Errorf("delete the hashes of %d reservations: %w", len(rs), err)

@@ -52,7 +52,7 @@ func (l *Ledger) All() []Sold {
 func (l *Ledger) Of(s reservation.Scope) []Sold {
 	var of []Sold
 	for _, sold := range l.All() {
-		if scopeOf(sold.Reservation) == s {
+		if sold.Reservation.Scope() == s {
 			of = append(of, sold)
 		}
 	}

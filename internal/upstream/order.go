@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/seckill/reconciler/client"
 	"github.com/seckill/reconciler/reservation"
 )
 
@@ -26,7 +27,10 @@ const (
 )
 
 // tables is the order side's database, as its login shop_consumer sees it.
-type tables struct{ db *pgxpool.Pool }
+type tables struct {
+	db     *pgxpool.Pool
+	client *client.Consumer
+}
 
 // Reasons for which an order is refused for good.
 const (
@@ -40,26 +44,19 @@ var errNoStock = errors.New(reasonNoStock)
 // createClaiming creates an order the way of protocol §1: claim, then deduct,
 // in one transaction; a refusal is claimed too, after the rollback. abort ends
 // it before the commit.
-func (t tables) createClaiming(ctx context.Context, m reservation.OrderMessage, abort bool) (orderResult, string, error) {
+func (t tables) createClaiming(ctx context.Context, m client.Message, abort bool) (orderResult, string, error) {
 	orderID := newOrderID()
 	result := orderCreated
 	err := t.transaction(ctx, abort, func(tx pgx.Tx) error {
-		var outcome string
-		var inForce *string
-		var won bool
-		err := tx.QueryRow(ctx, `SELECT outcome, order_id, won FROM seckill.claim_reservation($1, $2, $3, $4)`,
-			m.ReservationID, orderID, tagOf(m), m.UserID).Scan(&outcome, &inForce, &won)
+		claim, err := t.client.Claim(ctx, tx, m, orderID)
 		switch {
 		case err != nil:
-			return fmt.Errorf("claim: %w", err)
-		case outcome != "ORDER":
+			return err
+		case claim.Excluded():
 			result = orderFenced
 			return errRollback
-		case !won:
-			result, orderID = orderExists, ""
-			if inForce != nil {
-				orderID = *inForce
-			}
+		case claim.Ordered():
+			result, orderID = orderExists, claim.OrderID
 			return errRollback
 		}
 		return insertAndDeduct(ctx, tx, orderID, m)
@@ -79,7 +76,7 @@ func (t tables) createClaiming(ctx context.Context, m reservation.OrderMessage, 
 // createUnmodified creates an order as a consumer does that has never heard of
 // claims: it knows its own unique constraints and the stock, and every other
 // error is one to try again.
-func (t tables) createUnmodified(ctx context.Context, m reservation.OrderMessage, abort bool) (orderResult, string, error) {
+func (t tables) createUnmodified(ctx context.Context, m client.Message, abort bool) (orderResult, string, error) {
 	orderID := newOrderID()
 	err := t.transaction(ctx, abort, func(tx pgx.Tx) error { return insertAndDeduct(ctx, tx, orderID, m) })
 	switch {
@@ -125,13 +122,13 @@ func (t tables) transaction(ctx context.Context, abort bool, do func(pgx.Tx) err
 // insertAndDeduct creates the order and takes its unit. The order comes first,
 // so that the row of the stock, which all consumers share, is locked for as
 // short a time as can be.
-func insertAndDeduct(ctx context.Context, tx pgx.Tx, orderID string, m reservation.OrderMessage) error {
+func insertAndDeduct(ctx context.Context, tx pgx.Tx, orderID string, m client.Message) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
 		orderID, m.ReservationID, m.RequestID, m.ActivityID, m.SKUID, m.ActivityVersion, m.BucketID, m.UserID)
 	if err != nil {
-		return fmt.Errorf("insert: %w", err)
+		return fmt.Errorf("insert: %w", client.ClaimError(err))
 	}
 	tag, err := tx.Exec(ctx, `
 		UPDATE shop.stock SET sold = sold + 1
@@ -147,17 +144,16 @@ func insertAndDeduct(ctx context.Context, tx pgx.Tx, orderID string, m reservati
 }
 
 // reject claims the refusal. Another claim that was first stays.
-func (t tables) reject(ctx context.Context, m reservation.OrderMessage, reason string) (orderResult, string, error) {
-	var outcome string
-	err := t.db.QueryRow(ctx, `SELECT seckill.reject_reservation($1, $2, $3)`, m.ReservationID, reason, tagOf(m)).Scan(&outcome)
+func (t tables) reject(ctx context.Context, m client.Message, reason string) (orderResult, string, error) {
+	outcome, err := t.client.Reject(ctx, t.db, m, reason)
 	if err != nil {
-		return 0, "", fmt.Errorf("reject reservation %s: %w", m.ReservationID, err)
+		return 0, "", err
 	}
 	switch outcome {
-	case "ORDER":
+	case reservation.OutcomeOrder:
 		orderID, _, err := t.find(ctx, m.ReservationID)
 		return orderExists, orderID, err
-	case "FENCED":
+	case reservation.OutcomeFenced:
 		return orderFenced, "", nil
 	default:
 		return orderRejected, "", nil
@@ -175,11 +171,7 @@ func (t tables) find(ctx context.Context, reservationID string) (orderID string,
 	return orderID, true, nil
 }
 
-// SQLSTATEs that are told apart.
-const (
-	uniqueViolation = "23505"
-	fencedState     = "SK001" // the trigger: fenced or rejected (protocol §1)
-)
+const uniqueViolation = "23505" // SQLSTATE
 
 // refusal is the reason for which a claiming consumer refuses for good; "" when
 // there is none.
@@ -202,7 +194,3 @@ func sqlState(err error) string {
 }
 
 func newOrderID() string { return "o-" + strings.ToLower(rand.Text()) }
-
-func tagOf(m reservation.OrderMessage) string {
-	return reservation.Scope{ActivityID: m.ActivityID, SKUID: m.SKUID, Version: m.ActivityVersion, Bucket: m.BucketID}.Tag()
-}

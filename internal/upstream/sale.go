@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
+	"github.com/seckill/reconciler/client"
 	"github.com/seckill/reconciler/reservation"
 )
 
@@ -184,9 +185,9 @@ func (s *Sale) count(answers []Answer) {
 	}
 	for _, a := range answers {
 		s.tally.Requests++
-		unknown, isUnknown := errors.AsType[*UnknownOutcomeError](a.Err)
+		busy, isBusy := errors.AsType[*client.BusyError](a.Err)
 		switch {
-		case isUnknown && unknown != nil:
+		case isBusy && busy.OutcomeUnknown:
 			s.tally.Unknown++
 		case a.Err != nil:
 			s.tally.Failed++

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/seckill/reconciler/client"
 	"github.com/seckill/reconciler/internal/devstack"
 	"github.com/seckill/reconciler/internal/devstack/stacktest"
 	"github.com/seckill/reconciler/internal/rocketmq"
@@ -49,10 +50,10 @@ func target(t *testing.T, name string) stacktest.RedisTarget {
 	return stacktest.RedisTarget{}
 }
 
-// client is one that a Runner accepts.
-func client(t *testing.T, timeout time.Duration, addrs ...string) redis.UniversalClient {
+// connect makes a client that a gateway accepts.
+func connect(t *testing.T, timeout time.Duration, addrs ...string) redis.UniversalClient {
 	t.Helper()
-	c := redis.NewUniversalClient(lua.ClientOptions(&redis.UniversalOptions{
+	c := redis.NewUniversalClient(client.RedisOptions(&redis.UniversalOptions{
 		Addrs: addrs, IsClusterMode: len(addrs) > 1, ReadTimeout: timeout, WriteTimeout: timeout,
 	}))
 	t.Cleanup(func() { _ = c.Close() })
@@ -72,7 +73,7 @@ func runner(t *testing.T, c redis.UniversalClient) *lua.Runner {
 func open(t *testing.T, redisName string, buckets, total int64) *shop {
 	t.Helper()
 	stack := stacktest.Shared(t)
-	s := &shop{t: t, stack: stack, client: client(t, 5*time.Second, target(t, redisName).Addrs...)}
+	s := &shop{t: t, stack: stack, client: connect(t, 5*time.Second, target(t, redisName).Addrs...)}
 	scope := stacktest.Scope(t)
 	s.activity = upstream.Activity{ActivityID: scope.ActivityID, SKUID: scope.SKUID, Version: 1, Buckets: buckets, Total: total}
 	s.topic, s.group = stacktest.Topic(t, stack, 4)
@@ -95,9 +96,9 @@ func open(t *testing.T, redisName string, buckets, total int64) *shop {
 	})
 	s.gateway = &upstream.Gateway{
 		Activity: s.activity, Secret: []byte("a secret of the tests"), TTL: time.Second, Timeout: 10 * time.Second,
-		Redis: s.client, Scripts: runner(t, s.client), Sender: s.sender,
+		Redis: s.client, Sender: s.sender,
 	}
-	if err := s.activity.Open(t.Context(), s.gateway.Scripts, s.owner, time.Hour); err != nil {
+	if err := s.activity.Open(t.Context(), runner(t, s.client), s.owner, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -116,7 +117,7 @@ func pool(t *testing.T, url string) *pgxpool.Pool {
 // order is a consumer of the shop; start lets it take messages from the broker.
 func (s *shop) order(kind upstream.Kind, faults upstream.Faults) *upstream.Consumer {
 	return &upstream.Consumer{
-		Kind: kind, DB: s.consumer, Scripts: s.gateway.Scripts, FaultOf: faults.Of, Timeout: 20 * time.Second,
+		Kind: kind, DB: s.consumer, Redis: s.client, FaultOf: faults.Of, Timeout: 20 * time.Second,
 	}
 }
 

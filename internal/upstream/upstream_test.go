@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/seckill/reconciler/client"
 	"github.com/seckill/reconciler/internal/devstack/faultproxy"
 	"github.com/seckill/reconciler/internal/rocketmq"
 	"github.com/seckill/reconciler/internal/upstream"
@@ -331,10 +332,10 @@ func TestUnknownOutcome(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(proxy.Close)
-	behind := client(t, 300*time.Millisecond, proxy.Addr())
+	behind := connect(t, 300*time.Millisecond, proxy.Addr())
 	cut := &upstream.Gateway{
 		Activity: s.activity, Secret: s.gateway.Secret, TTL: time.Minute, Timeout: time.Second,
-		Redis: behind, Scripts: runner(t, behind), Sender: s.sender,
+		Redis: behind, Sender: s.sender,
 	}
 	click := []upstream.Request{{UserID: "alice", RequestID: "q-1"}}
 	// Loads the scripts, so that the call itself is what gets no reply.
@@ -343,8 +344,8 @@ func TestUnknownOutcome(t *testing.T) {
 	}
 	proxy.Set(faultproxy.Faults{DropReplies: true})
 	a := cut.Reserve(t.Context(), click)[0]
-	unknown, ok := errors.AsType[*upstream.UnknownOutcomeError](a.Err)
-	if !ok || a.Accepted() || !errors.Is(a.Err, lua.ErrOutcomeUnknown) {
+	unknown, ok := errors.AsType[*client.BusyError](a.Err)
+	if !ok || !unknown.OutcomeUnknown || a.Accepted() || !errors.Is(a.Err, lua.ErrOutcomeUnknown) {
 		t.Fatalf("without replies: %+v, %v", a.Reply, a.Err)
 	}
 	proxy.Set(faultproxy.Faults{})
