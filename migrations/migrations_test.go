@@ -54,19 +54,32 @@ func known(t *testing.T, url string) []string {
 // downTo rolls schema seckill back until the step of that version is the newest.
 func downTo(t *testing.T, url string, version int) {
 	t.Helper()
+	rollBack(t, url, "sql", version, migrations.Options{})
+}
+
+// referenceDownTo is downTo for the reference schema.
+func referenceDownTo(t *testing.T, url string, version int) {
+	t.Helper()
+	rollBack(t, url, "reference", version, migrations.Options{WithReference: true})
+}
+
+func rollBack(t *testing.T, url, set string, version int, o migrations.Options) {
+	t.Helper()
 	for slices.ContainsFunc(applied(t, url), func(name string) bool {
 		var v int
-		n, _ := fmt.Sscanf(name, "sql/%d", &v)
+		n, _ := fmt.Sscanf(name, set+"/%d", &v)
 		return n == 1 && v > version
 	}) {
-		if done, err := migrations.Down(t.Context(), url, migrations.Options{}); err != nil || len(done) != 1 {
+		if done, err := migrations.Down(t.Context(), url, o); err != nil || len(done) != 1 {
 			t.Fatalf("down rolled back %v, %v", done, err)
 		}
 	}
 }
 
-// orderFence is the step with the trigger's function, which order tables depend on.
-const orderFence = 3
+const (
+	orderFence = 3 // the step with the trigger's function, which order tables depend on
+	shopTables = 1 // the reference schema's step with its tables
+)
 
 func TestUpDownUp(t *testing.T) {
 	t.Parallel()
@@ -102,6 +115,7 @@ func TestUpDownUp(t *testing.T) {
 			t.Errorf("round %d: up again applied %v, %v", round, done, err)
 		}
 		downTo(t, url, orderFence)
+		referenceDownTo(t, url, shopTables)
 		if _, err := migrations.Down(t.Context(), url, migrations.Options{}); state(err) != "2BP01" {
 			t.Errorf("round %d: down below the reference schema: %v; the trigger depends on it", round, err)
 		}
@@ -168,6 +182,7 @@ func TestDownKeepsClaimsAndOrders(t *testing.T) {
 	a := newAdopter(t)
 	exec(t, a.super, `INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
 		VALUES ('o1', 'r1', 'q1', 'a', 's', 1, 0, 'u')`)
+	referenceDownTo(t, a.url, shopTables)
 	if _, err := migrations.Down(t.Context(), a.url, migrations.Options{WithReference: true}); err == nil {
 		t.Error("the reference schema was dropped with its orders")
 	}
@@ -320,5 +335,42 @@ func TestRights(t *testing.T) {
 				refused(t, conn, "42501", sql)
 			}
 		})
+	}
+}
+
+// The view that says where the counter of sold units is: over the reference
+// schema's stock, unless an adopter has made one, and read by the daemon alone.
+func TestStockEvidence(t *testing.T) {
+	t.Parallel()
+	url := stacktest.EmptyDatabase(t, stacktest.Shared(t))
+	conn := connect(t, url)
+	if _, err := migrations.Up(t.Context(), url, migrations.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	exists := `SELECT to_regclass('seckill.stock_evidence') IS NOT NULL`
+	if get[bool](t, conn, exists) {
+		t.Error("there is a view without a stock table")
+	}
+	exec(t, conn, `CREATE VIEW seckill.stock_evidence AS SELECT 'own' AS activity_id, 's' AS sku_id, 1::bigint AS activity_version, 5 AS total, 2 AS sold`)
+	reference := migrations.Options{WithReference: true}
+	if _, err := migrations.Up(t.Context(), url, reference); err != nil {
+		t.Fatal(err)
+	}
+	referenceDownTo(t, url, shopTables)
+	if got := get[string](t, conn, `SELECT activity_id FROM seckill.stock_evidence`); got != "own" {
+		t.Errorf("an adopter's view was replaced: %q", got)
+	}
+	exec(t, conn, `DROP VIEW seckill.stock_evidence`)
+	if _, err := migrations.Up(t.Context(), url, reference); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, conn, `INSERT INTO shop.stock (activity_id, sku_id, activity_version, total, sold) VALUES ('a', 's', 1, 9, 4)`)
+	daemon := connect(t, stacktest.LoginURL(t, stacktest.Shared(t), url, "seckill_daemon"))
+	if got := get[int64](t, daemon, `SELECT sold FROM seckill.stock_evidence WHERE activity_id = 'a'`); got != 4 {
+		t.Errorf("the daemon reads %d", got)
+	}
+	referenceDownTo(t, url, shopTables)
+	if get[bool](t, conn, exists) {
+		t.Error("the view outlives its step")
 	}
 }

@@ -54,6 +54,8 @@ const (
 	CheckOversold           = "oversold"
 	CheckStateRegressed     = "state_regressed"
 	CheckRetentionRisk      = "retention_risk"
+	CheckSoldMismatch       = "sold_mismatch"
+	CheckEnvironment        = "environment"
 
 	CheckMalformedReservation     = "malformed_reservation"
 	CheckLostReservation          = "lost_reservation"
@@ -83,20 +85,28 @@ const (
 const (
 	LevelQuick = "quick" // every run
 	LevelSet   = "set"   // a run, in scopes with drift; with --deep in all
+	LevelDeep  = "deep"  // a run with --deep, or one that names the check
+)
+
+// Who raises what [Kinds] lists.
+const (
+	RaisedByReconcile = "reconcile" // a run looks for it
+	RaisedByWorkers   = "worker"    // a worker meets it at its work, and opens a task
 )
 
 // Check is one thing that a run may look for.
 type Check struct {
 	ID       string     `json:"id"`
 	Severity Severity   `json:"severity"`
-	Level    string     `json:"level"`    // quick or set: the cheapest pass that includes it
+	Source   string     `json:"source"`   // reconcile or worker: who raises it
+	Level    string     `json:"level"`    // quick, set or deep: the cheapest pass that includes it; "" where no run looks for it
 	Compares string     `json:"compares"` // what with what
 	Cost     string     `json:"cost"`     // what it reads
 	Repair   RepairKind `json:"repair"`
 	Advice   string     `json:"advice"` // what a person does about a finding
 
 	needs   needs
-	compare func(*skuReading) []contradiction // nil at LevelSet: [judge] makes those
+	compare func(*skuReading) []contradiction // nil at LevelSet, where [judge] makes them, and at LevelDeep
 }
 
 // needs are the reads that a check rests on, so that a run makes only those
@@ -106,11 +116,19 @@ type needs struct {
 	orders    bool // the orders of each scope, counted
 	siblings  bool // the stocks of all buckets of a version
 	allOrders bool // the orders of all versions of the SKU, counted
+	sold      bool // PostgreSQL's counter of sold units
 }
 
 // registry lists the checks, cheapest first. A check is an item of its own: it
 // sees a reading and says what contradicts.
-var registry = slices.Concat(quickChecks, setChecks)
+var registry = raisedBy(RaisedByReconcile, slices.Concat(quickChecks, setChecks, deepChecks))
+
+func raisedBy(source string, checks []Check) []Check {
+	for i := range checks {
+		checks[i].Source = source
+	}
+	return checks
+}
 
 var quickChecks = []Check{
 	{
@@ -177,6 +195,25 @@ var quickChecks = []Check{
 		Advice:   "decide what is left before the keys expire: see `reconciler status` for what it waits for",
 		needs:    needs{}, compare: retentionRisks,
 	},
+	{
+		ID: CheckSoldMismatch, Severity: SeverityError, Level: LevelQuick,
+		Compares: "PostgreSQL's counter of a version's sold units with its orders, where the view seckill.stock_evidence says where the counter is",
+		Cost:     "the counts of count_drift, and the version's row of the counter, in one snapshot",
+		Repair:   RepairManual,
+		Advice:   "the order side created or removed orders without its counter: put the counter right in one transaction that locks its row",
+		needs:    needs{orders: true, sold: true}, compare: mismatchedSold,
+	},
+}
+
+// deepChecks are made once a run, and not for each scope.
+var deepChecks = []Check{
+	{
+		ID: CheckEnvironment, Severity: SeverityWarning, Level: LevelDeep,
+		Compares: "the settings of each Redis server that takes writes, and of PostgreSQL, with what the promises rest on",
+		Cost:     "INFO, ACL WHOAMI and ACL GETUSER on each server, one row of PostgreSQL",
+		Repair:   RepairManual,
+		Advice:   "see the finding: it names the setting and the remedy",
+	},
 }
 
 // Checks lists the checks, in the order in which they run.
@@ -196,9 +233,13 @@ func selectChecks(names []string) ([]Check, error) {
 		known = append(known, c.ID)
 	}
 	for _, name := range names {
-		if !slices.Contains(known, name) {
-			return nil, fmt.Errorf("%w %q: there are %s", ErrUnknownCheck, name, strings.Join(known, ", "))
+		if slices.Contains(known, name) {
+			continue
 		}
+		if i := slices.IndexFunc(taskKinds, func(c Check) bool { return c.ID == name }); i >= 0 {
+			return nil, &NotACheckError{taskKinds[i]}
+		}
+		return nil, fmt.Errorf("%w %q: there are %s", ErrUnknownCheck, name, strings.Join(known, ", "))
 	}
 	if slices.Contains(names, CheckDeficit) {
 		names = append(slices.Clone(names), CheckLostReservation)
@@ -214,6 +255,7 @@ func union(checks []Check) needs {
 		n.orders = n.orders || c.needs.orders
 		n.siblings = n.siblings || c.needs.siblings
 		n.allOrders = n.allOrders || c.needs.allOrders
+		n.sold = n.sold || c.needs.sold
 	}
 	return n
 }

@@ -185,6 +185,11 @@ func (c *count) countOrders(ctx context.Context, strays bool) error {
 		}
 	}
 	c.sku.straysRead = strays
+	if c.needs.sold {
+		if err := c.readSold(ctx, counts); err != nil {
+			return err
+		}
+	}
 	if !rest || len(c.scopes) == 0 {
 		return nil
 	}

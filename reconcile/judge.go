@@ -57,10 +57,25 @@ func judge(v view) []contradiction {
 	found = append(found, judgeIndexes(v)...)
 	found = append(found, judgeMarker(v)...)
 	found = append(found, judgeRequest(v)...)
-	if v.state.NoExpiry {
-		found = append(found, v.found(CheckMissingTTL, "hash", "the hash never expires"))
+	return append(found, judgeExpiry(v)...)
+}
+
+// judgeExpiry: each key of a reservation ends with its scope.
+func judgeExpiry(v view) []contradiction {
+	s := v.state
+	var keys []string
+	if s.NoExpiry {
+		keys = append(keys, s.Scope.ReservationKey(s.ID))
 	}
-	return found
+	if s.MarkerNoExpiry && s.Marker == s.ID { // one that names another is that one's
+		keys = append(keys, s.Scope.UserKey("")+"…") // a user id is not shown
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	c := v.found(CheckMissingTTL, strings.Join(keys, " "), "it never expires: "+strings.Join(keys, ", "))
+	c.redis["keys"] = keys
+	return []contradiction{c}
 }
 
 func (v view) contradictory(check string) string {

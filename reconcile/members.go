@@ -38,8 +38,10 @@ type MemberState struct {
 	reservation.Member
 	NoExpiry bool   // the hash exists and never expires
 	Marker   string // its user's marker; "" for none
-	Request  string // the result of its request; "" for none
-	Err      error
+	// MarkerNoExpiry: the marker exists and never expires.
+	MarkerNoExpiry bool
+	Request        string // the result of its request; "" for none
+	Err            error
 }
 
 // ShardRequest asks for a page of a request shard.

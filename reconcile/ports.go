@@ -140,6 +140,9 @@ type Frozen interface {
 	// Walk gives pages of a SKU's orders that are not active and, with
 	// bucketless, of those that name no bucket too.
 	Walk(ctx context.Context, w OrderWalk, page func([]Order) error) error
+	// Sold reads the counters of the SKU's sold units; applies is false where
+	// nothing says where they are.
+	Sold(ctx context.Context, activityID, skuID string) (counters []SoldCounter, applies bool, err error)
 	// Close ends the view.
 	Close()
 }

@@ -16,6 +16,7 @@ type skuReading struct {
 
 	straysRead bool
 	strays     []OrderCount // orders of versions and buckets that are not registered
+	sold       *soldReading // nil where nothing says where the counter is
 }
 
 // scopeReading is what one round read of a scope.
@@ -42,6 +43,8 @@ type scopeReading struct {
 	holding  int64 // cancelled orders, and such of unknown status, whose reservation holds a unit
 	met      int64 // orders of O that are met in E
 	lo, hi   int64 // the deviation lies between, both included
+
+	soldCompared bool // the counter of the version's sold units was there
 }
 
 // fail notes that something of the scope could not be read or compared. One
@@ -105,6 +108,10 @@ func (r *reader) read(ctx context.Context, k *skuReading, strays bool) {
 			}
 		}
 		open = inexact
+	}
+	compared := k.soldCompared()
+	for _, s := range full {
+		s.soldCompared = compared
 	}
 }
 

@@ -25,6 +25,9 @@ type Reconciler struct {
 	Mender Mender
 	Guard  Guard
 	Trail  Trail
+	// Nodes and Server are for the check environment; without them it is not made.
+	Nodes  Nodes
+	Server Server
 }
 
 // Options say what a run compares and how. The zero value compares everything.
@@ -109,6 +112,9 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	if r.Members == nil || r.Claims == nil {
 		checks = slices.DeleteFunc(checks, func(c Check) bool { return c.Level == LevelSet })
 	}
+	if r.Nodes == nil && r.Server == nil {
+		checks = slices.DeleteFunc(checks, func(c Check) bool { return c.ID == CheckEnvironment })
+	}
 	if o.Resume != nil {
 		if err := o.Resume.Progress.Selection.check(o.selection(checks)); err != nil {
 			return nil, err
@@ -147,6 +153,10 @@ func (r *Reconciler) read(ctx context.Context, checks []Check, o Options) (*run,
 	err := run.rounds(ctx)
 	if err == nil {
 		err = run.setPass(ctx)
+	}
+	if err == nil {
+		run.environment(ctx)
+		run.sayWhatWasNotMade()
 	}
 	if err != nil && cancelled(ctx) {
 		run.stop(ctx)

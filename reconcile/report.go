@@ -41,6 +41,9 @@ type Report struct {
 	Findings   []Finding      `json:"findings"`
 	Incomplete []Incomplete   `json:"incomplete"`
 	Summary    map[string]int `json:"summary"` // findings that stand, of each check that was made
+	// NotMade says of checks that had nothing to compare why they were not made:
+	// they are not in the summary.
+	NotMade map[string]string `json:"not_made,omitempty"`
 	// Omitted counts, by check, the findings that stand and are in the summary
 	// but not in Findings, because a stored report is bounded; OmittedRepaired
 	// those that were repaired.

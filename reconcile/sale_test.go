@@ -34,6 +34,7 @@ type sale struct {
 	db     *pgxpool.Pool // as the superuser
 	users  int
 	inTurn bool // buckets in turn and not by the users' hashes: the same numbers in every run
+	nodes  reconcile.Nodes // nil: the settings of Redis are not looked at
 }
 
 const initial = 1000 // units of each bucket
@@ -269,7 +270,7 @@ func (s *sale) options() reconcile.Options {
 func (s *sale) reconciler() *reconcile.Reconciler {
 	return &reconcile.Reconciler{
 		Registry: s.orders, Stocks: s.stocks, Orders: s.orders, Members: s.stocks, Claims: s.orders, Mender: s.stocks,
-		Guard: pgstore.RepairGuard{Store: s.orders, Sighted: s.stocks.Sighting}, Trail: s.orders,
+		Guard: pgstore.RepairGuard{Store: s.orders, Sighted: s.stocks.Sighting}, Trail: s.orders, Nodes: s.nodes,
 	}
 }
 

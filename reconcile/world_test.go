@@ -243,6 +243,12 @@ func (f *frozenWorld) Walk(_ context.Context, walk OrderWalk, page func([]Order)
 	return f.w.gone
 }
 
+// Sold: the shop of the world has no counter.
+func (f *frozenWorld) Sold(context.Context, string, string) ([]SoldCounter, bool, error) {
+	f.w.traffic()
+	return nil, false, f.w.gone
+}
+
 func (w *world) reconciler() *Reconciler { return &Reconciler{Registry: w, Stocks: w, Orders: w} }
 
 // reading makes the reading of one round, for tests of its ranges.

@@ -164,7 +164,7 @@ func (a *app) reconcile(ctx context.Context, c config.Config, o reconcile.Option
 	}
 	return (&reconcile.Reconciler{
 		Registry: orders, Stocks: stocks, Orders: orders, Members: stocks, Claims: orders, Mender: stocks,
-		Guard: pgstore.RepairGuard{Store: orders, Sighted: stocks.Sighting}, Trail: orders,
+		Guard: pgstore.RepairGuard{Store: orders, Sighted: stocks.Sighting}, Trail: orders, Nodes: stocks, Server: orders,
 	}).Run(ctx, o)
 }
 
@@ -279,16 +279,16 @@ func reportVerdict(r *reconcile.Report) error {
 }
 
 func printChecks(out *result) error {
-	checks := reconcile.Checks()
+	checks := reconcile.Kinds()
 	rows := make([]table.Row, 0, len(checks))
 	for _, c := range checks {
-		rows = append(rows, table.Row{c.ID, c.Severity, c.Level, c.Repair, c.Compares, c.Cost})
+		rows = append(rows, table.Row{c.ID, c.Severity, c.Source, orDash(c.Level), c.Repair, c.Compares, orDash(c.Cost), c.Advice})
 	}
 	return out.print(struct {
 		Schema int               `json:"schema"`
 		Checks []reconcile.Check `json:"checks"`
 	}{1, checks}, func() error {
-		return out.table("no checks", table.Row{"CHECK", "SEVERITY", "LEVEL", "REPAIR", "COMPARES", "READS"}, rows)
+		return out.table("no checks", table.Row{"CHECK", "SEVERITY", "SOURCE", "LEVEL", "REPAIR", "COMPARES", "READS", "ADVICE"}, rows)
 	})
 }
 

@@ -181,8 +181,8 @@ func TestReconcileListChecks(t *testing.T) {
 	if status != exitDone || stderr != "" {
 		t.Fatalf("status %d: %s", status, stderr)
 	}
-	for _, c := range reconcile.Checks() {
-		if !strings.Contains(stdout, c.ID) || !strings.Contains(stdout, c.Compares) {
+	for _, c := range reconcile.Kinds() {
+		if !strings.Contains(stdout, c.ID) || !strings.Contains(stdout, c.Compares) || !strings.Contains(stdout, c.Advice) {
 			t.Errorf("%s is not in the list:\n%s", c.ID, stdout)
 		}
 	}
@@ -192,8 +192,13 @@ func TestReconcileListChecks(t *testing.T) {
 		Checks []reconcile.Check
 	}
 	wantJSON(t, stdout, &list)
-	if list.Schema != 1 || len(list.Checks) != len(reconcile.Checks()) || list.Checks[0].Cost == "" {
+	if list.Schema != 1 || len(list.Checks) != len(reconcile.Kinds()) || list.Checks[0].Cost == "" {
 		t.Errorf("got %s", stdout)
+	}
+	// What workers raise is listed, and no check of a run.
+	status, _, stderr = run(t, "reconcile", "--checks", "send_blocked")
+	if status != exitFailed || !strings.Contains(stderr, "workers raise it") || !strings.Contains(stderr, "task list --kind send_blocked") {
+		t.Errorf("status %d: %s", status, stderr)
 	}
 }
 

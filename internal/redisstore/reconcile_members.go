@@ -30,8 +30,8 @@ func (s *Store) MemberStates(ctx context.Context, queries []reconcile.MemberQuer
 		states[i].Member, states[i].Err = m.Member, m.Err
 	}
 	type commands struct {
-		expiry          *redis.IntCmd
-		marker, request *redis.StringCmd
+		expiry, markerExpiry *redis.IntCmd
+		marker, request      *redis.StringCmd
 	}
 	pipe := s.reading.Pipeline()
 	cmds := make([]commands, len(queries))
@@ -40,10 +40,10 @@ func (s *Store) MemberStates(ctx context.Context, queries []reconcile.MemberQuer
 		if r := states[i].Reservation; !states[i].Missing && states[i].Malformed == nil {
 			user, request = r.UserID, r.RequestID
 		}
-		cmds[i].expiry = redis.NewIntCmd(ctx, "pttl", q.Scope.ReservationKey(q.ID))
-		_ = pipe.Process(ctx, cmds[i].expiry)
+		cmds[i].expiry = pttl(ctx, pipe, q.Scope.ReservationKey(q.ID))
 		if user != "" {
 			cmds[i].marker = pipe.Get(ctx, q.Scope.UserKey(user))
+			cmds[i].markerExpiry = pttl(ctx, pipe, q.Scope.UserKey(user))
 		}
 		if request != "" {
 			cmds[i].request = pipe.HGet(ctx, q.Scope.RequestKey(request), request)
@@ -57,15 +57,26 @@ func (s *Store) MemberStates(ctx context.Context, queries []reconcile.MemberQuer
 		if state.Err != nil {
 			continue
 		}
-		var errs [2]error
+		var errs [3]error
 		state.NoExpiry = cmds[i].expiry.Val() == neverExpires
+		if cmd := cmds[i].markerExpiry; cmd != nil {
+			state.MarkerNoExpiry, errs[2] = cmd.Val() == neverExpires, cmd.Err()
+		}
 		state.Marker, errs[0] = stringOf(cmds[i].marker)
 		state.Request, errs[1] = stringOf(cmds[i].request)
-		if err := errors.Join(cmds[i].expiry.Err(), errs[0], errs[1]); err != nil {
+		if err := errors.Join(append(errs[:], cmds[i].expiry.Err())...); err != nil {
 			state.Err = fmt.Errorf("read what belongs to reservation %s of %s: %w", q.ID, q.Scope, err)
 		}
 	}
 	return states
+}
+
+// pttl asks for the time that a key has left, as the server says it: the
+// library's own call reads the reply as a duration.
+func pttl(ctx context.Context, pipe redis.Pipeliner, key string) *redis.IntCmd {
+	cmd := redis.NewIntCmd(ctx, "pttl", key)
+	_ = pipe.Process(ctx, cmd)
+	return cmd
 }
 
 // stringOf is a command's reply; "" where it was not asked for or has none. A
@@ -153,9 +164,7 @@ func (s *Store) Immortal(ctx context.Context, scopes []reservation.Scope) []reco
 			keys[i] = append(keys[i], scope.RequestShardKey(shard))
 		}
 		for _, key := range keys[i] {
-			cmd := redis.NewIntCmd(ctx, "pttl", key)
-			_ = pipe.Process(ctx, cmd)
-			cmds[i] = append(cmds[i], cmd)
+			cmds[i] = append(cmds[i], pttl(ctx, pipe, key))
 		}
 	}
 	bound, cancel := s.bound(ctx)
