@@ -59,8 +59,23 @@ func (a *app) withDaemon(cmd *cobra.Command, dryRun bool, do func(context.Contex
 }
 
 func openDaemon(ctx context.Context, c config.Config, dryRun bool, do func(context.Context, *daemon.Daemon) error) error {
+	version := readBuild().Version
+	stopTracing, err := observe.StartTracing(ctx, observe.Tracing{
+		Endpoint: c.Tracing.Endpoint, Authorization: c.Tracing.Authorization, Sample: c.Tracing.Sample,
+		Timeout: c.Tracing.Timeout, Version: version,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
+		defer cancel()
+		if err := stopTracing(ending); err != nil {
+			slog.Warn("the last traces were not exported", "error", err)
+		}
+	}()
 	d, err := daemon.Open(ctx, daemon.Options{
-		Config: c, Logger: slog.Default(), Metrics: observe.NewMetrics(readBuild().Version), DryRun: dryRun,
+		Config: c, Logger: slog.Default(), Metrics: observe.NewMetrics(version), DryRun: dryRun,
 	})
 	if err != nil {
 		return err

@@ -97,6 +97,9 @@ type Config struct {
 
 	// What logs, metrics and reports may tell.
 	Observe Observe `koanf:"observe"`
+
+	// Spans of every job's run and of its calls, for an OpenTelemetry collector.
+	Tracing Tracing `koanf:"tracing"`
 }
 
 // Redis is how the reservations' servers are reached (spec §6).
@@ -411,6 +414,19 @@ type Observe struct {
 	UserHashKey string `koanf:"user_hash_key" secret:"text"`
 }
 
+// Tracing is where spans go.
+type Tracing struct {
+	// Address of an OTLP/HTTP collector, such as http://127.0.0.1:4318; empty
+	// for no traces.
+	Endpoint string `koanf:"endpoint"`
+	// Value of the Authorization header at the collector; empty for none.
+	Authorization string `koanf:"authorization" secret:"text"`
+	// Part of the runs that are traced, from 0 to 1.
+	Sample float64 `koanf:"sample"`
+	// Longest time of one export.
+	Timeout time.Duration `koanf:"timeout"`
+}
+
 // Default is the settings in force where nothing else is said.
 func Default() Config {
 	p := reservation.DefaultPolicy()
@@ -482,7 +498,8 @@ func Default() Config {
 			Listen:       "127.0.0.1:8642",
 			CheckTimeout: 2 * time.Second,
 		},
-		Log: Log{Level: "info", Format: "text"},
+		Log:     Log{Level: "info", Format: "text"},
+		Tracing: Tracing{Sample: 1, Timeout: 5 * time.Second},
 	}
 }
 

@@ -53,6 +53,7 @@ func (c Config) Validate() error {
 		k.failf("lease.ttl", "%s is below %s", formatDuration(c.Lease.TTL), minLeaseTTL)
 	}
 	k.positive("run.stop_timeout", c.Run.StopTimeout)
+	k.tracing(c.Tracing)
 	return errors.Join(k.errs...)
 }
 
@@ -100,6 +101,19 @@ func (k *checker) redis(r Redis) {
 	if r.Username != "" && r.Password == "" {
 		k.failf("redis.password", "is not set, but redis.username is")
 	}
+}
+
+func (k *checker) tracing(t Tracing) {
+	if u, err := url.Parse(t.Endpoint); t.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		k.failf("tracing.endpoint", "want http://host:port or https://host:port")
+	}
+	if t.Endpoint == "" && t.Authorization != "" {
+		k.failf("tracing.authorization", "is set, but tracing.endpoint is not")
+	}
+	if t.Sample < 0 || t.Sample > 1 {
+		k.failf("tracing.sample", "%g is not from 0 to 1", t.Sample)
+	}
+	k.positive("tracing.timeout", t.Timeout)
 }
 
 func (k *checker) tls(path string, t TLS) {

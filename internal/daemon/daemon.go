@@ -77,12 +77,19 @@ func Open(ctx context.Context, o Options) (_ *Daemon, err error) {
 	if err = d.clients.Ping(ctx); err != nil {
 		return nil, err
 	}
+	traced := o.Config.Tracing.Endpoint != ""
+	if traced {
+		if err = d.clients.Trace(); err != nil {
+			return nil, err
+		}
+	}
 	if d.Redis, err = redisstore.New(d.clients, o.Config.Redis.CommandTimeout); err != nil {
 		return nil, err
 	}
 	p := o.Config.Postgres
 	d.Postgres, err = pgstore.Open(ctx, pgstore.Config{
 		URL: p.URL, MaxConns: p.MaxConns, ConnectTimeout: p.ConnectTimeout, StatementTimeout: p.StatementTimeout,
+		Trace: traced,
 	})
 	if err != nil {
 		return nil, err

@@ -11,7 +11,9 @@ import (
 
 // replyLimit is how long a reply may take where the server ends a statement
 // after statementTimeout: the replies of a batch come together.
-func replyLimit(statementTimeout time.Duration) time.Duration { return 2*statementTimeout + 2*time.Second }
+func replyLimit(statementTimeout time.Duration) time.Duration {
+	return 2*statementTimeout + 2*time.Second
+}
 
 // impatient makes connections that give up a read after a limit, whatever the
 // context allows: a server that hangs, and a connection that leads nowhere,

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/exaring/otelpgx"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,6 +25,7 @@ type Config struct {
 	ApplicationName  string        // shown in pg_stat_activity; empty means "reconciler"
 	ConnectTimeout   time.Duration // of one connection; 0 means 3 s
 	StatementTimeout time.Duration // the server ends a longer statement; 0 means 10 s
+	Trace            bool          // make spans of statements, without their parameters
 }
 
 func (c Config) withDefaults() Config {
@@ -76,6 +78,9 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	config.ConnConfig.ConnectTimeout = c.ConnectTimeout
 	config.ConnConfig.DialFunc = impatient(config.ConnConfig.DialFunc, replyLimit(c.StatementTimeout))
 	config.ConnConfig.RuntimeParams["application_name"] = c.ApplicationName
+	if c.Trace {
+		config.ConnConfig.Tracer = otelpgx.NewTracer(otelpgx.WithDisableConnectionDetailsInAttributes())
+	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		return prepareSession(ctx, conn, c.StatementTimeout)
 	}

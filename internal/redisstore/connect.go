@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 
+	"github.com/redis/go-redis/extra/redisotel/v9"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/seckill/reconciler/internal/config"
@@ -40,6 +41,14 @@ func Open(ctx context.Context, c config.Redis) (*Clients, error) {
 		}
 	}
 	return &Clients{Mutating: newClient(mode, options), Reading: newClient(mode, options)}, nil
+}
+
+// Trace makes spans of commands, without their arguments: keys name users.
+func (c *Clients) Trace() error {
+	return errors.Join(
+		redisotel.InstrumentTracing(c.Mutating, redisotel.WithDBStatement(false), redisotel.WithCallerEnabled(false)),
+		redisotel.InstrumentTracing(c.Reading, redisotel.WithDBStatement(false), redisotel.WithCallerEnabled(false)),
+	)
 }
 
 // Close closes both pools.

@@ -7,6 +7,10 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/seckill/reconciler/internal/rocketmq/remoting"
 	"github.com/seckill/reconciler/reservation"
 )
@@ -183,6 +187,8 @@ func (e *Evidence) Gather(ctx context.Context, nowMS int64, queries []Query) map
 		ctx, cancel = context.WithTimeout(ctx, defaultGatherLimit)
 		defer cancel()
 	}
+	ctx, span := otel.Tracer(tracerName).Start(ctx, "rocketmq evidence", trace.WithAttributes(attribute.Int("messaging.batch.message_count", len(queries))))
+	defer span.End()
 	p := &pass{e: e, began: time.Now(), nowMS: nowMS, queries: queries, messages: make([]messageState, len(queries))}
 	if err := e.take(ctx); err != nil {
 		p.fail(problem{UnknownInterrupted, "another pass is under way"})

@@ -1,5 +1,8 @@
 package rocketmq
 
+// tracerName is this package as traces name it.
+const tracerName = "github.com/seckill/reconciler/internal/rocketmq"
+
 // TraceProperty is the user property that carries a trace id.
 const TraceProperty = "trace_id"
 

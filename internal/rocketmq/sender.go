@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"strings"
 	"sync"
@@ -15,6 +14,9 @@ import (
 	rmq "github.com/apache/rocketmq-client-go/v2"
 	"github.com/apache/rocketmq-client-go/v2/primitive"
 	"github.com/apache/rocketmq-client-go/v2/producer"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
 )
 
@@ -124,6 +126,8 @@ func (s *Sender) newProducer() (rmq.Producer, error) {
 // that were not yet handed over are Unavailable, those under way Unknown.
 func (s *Sender) Send(ctx context.Context, messages []Outgoing) []SendResult {
 	results := make([]SendResult, len(messages))
+	ctx, span := otel.Tracer(tracerName).Start(ctx, "rocketmq send", trace.WithAttributes(attribute.Int("messaging.batch.message_count", len(messages))))
+	defer span.End()
 	if err := s.start(ctx); err != nil {
 		cause := CauseNameServersDown
 		switch {
@@ -207,7 +211,7 @@ func (s *Sender) start(ctx context.Context) error {
 // sendOne hands one message to the library and waits for SendTimeout, whatever
 // the library does.
 func (s *Sender) sendOne(ctx context.Context, m Outgoing) SendResult {
-	msg := s.message(m)
+	msg := s.message(ctx, m)
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.SendTimeout)
 	if !s.takeOff() {
 		cancel()
@@ -253,10 +257,15 @@ func (s *Sender) takeOff() bool {
 	return true
 }
 
-func (s *Sender) message(m Outgoing) *primitive.Message {
+// message is what the broker is given. It carries the trace that it is sent in,
+// unless it carries one.
+func (s *Sender) message(ctx context.Context, m Outgoing) *primitive.Message {
 	msg := primitive.NewMessage(s.cfg.Topic, m.Body)
-	if len(m.Properties) > 0 {
-		msg.WithProperties(maps.Clone(m.Properties))
+	if span := trace.SpanContextFromContext(ctx); span.IsSampled() {
+		msg.WithProperty(TraceProperty, span.TraceID().String())
+	}
+	for name, value := range m.Properties {
+		msg.WithProperty(name, value)
 	}
 	msg.WithKeys([]string{m.MessageID})
 	if tag := orDefault(m.Tag, s.cfg.Tag); tag != "" {

@@ -107,8 +107,9 @@ type Run struct {
 	Finished time.Time // zero while it is running
 	Outcome  Outcome
 	Items    Result
-	Err      error // nil exactly when Outcome is Succeeded
-	Changed  bool  // it did something that is worth a line in the log
+	Err      error  // nil exactly when Outcome is Succeeded
+	Changed  bool   // it did something that is worth a line in the log
+	TraceID  string // of its trace; empty if it was not traced
 }
 
 // Reasons for which a run does not take place.

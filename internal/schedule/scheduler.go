@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/robfig/cron/v3"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Recorder observes runs. Its methods are called from the run's goroutine and
@@ -252,6 +254,9 @@ func (s *Scheduler) tick(e *entry) {
 
 func logRun(log *slog.Logger, run Run) {
 	attrs := []any{"latency_ms", run.Finished.Sub(run.Started).Milliseconds(), "items", run.Items}
+	if run.TraceID != "" {
+		attrs = append(attrs, "trace_id", run.TraceID)
+	}
 	switch {
 	case run.Outcome == Cancelled:
 		log.Info("job cancelled", attrs...)
@@ -293,9 +298,12 @@ func (s *Scheduler) try(ctx context.Context, e *entry, manual bool) (Run, error)
 	if s.opts.Recorder != nil {
 		s.opts.Recorder.JobStarted(run)
 	}
+	ctx, span := otel.Tracer(tracerName).Start(ctx, "job "+e.job.Name, trace.WithNewRoot())
+	run.TraceID = traceID(span)
 	run.Items, run.Err = recovered(ctx, e.job.Run)
 	run.Finished = time.Now()
 	run.Outcome, run.Changed = outcome(ctx, run.Err), run.Items.changed(e.job.Quiet)
+	endSpan(span, run)
 	s.mu.Lock()
 	e.last = &run
 	s.mu.Unlock()

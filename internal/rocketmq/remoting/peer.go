@@ -15,6 +15,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // ErrLost says that the connection broke while the request was under way: it
@@ -117,14 +122,21 @@ func (p *Peer) Close() {
 	p.readers.Wait()
 }
 
+// tracerName is this package as traces name it.
+const tracerName = "github.com/seckill/reconciler/internal/rocketmq/remoting"
+
 // Call sends a request and waits for its reply, whatever code that has. It is
 // bounded by ctx and by Options.CallTimeout, dialling and the wait for a free
 // slot included. Nothing is sent twice.
 func (p *Peer) Call(ctx context.Context, code int, ext map[string]string, body []byte) (*Command, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.opts.CallTimeout)
 	defer cancel()
+	ctx, span := otel.Tracer(tracerName).Start(ctx, "rocketmq request", trace.WithSpanKind(trace.SpanKindClient),
+		trace.WithAttributes(attribute.Int("rocketmq.request_code", code), attribute.String("server.address", p.addr)))
+	defer span.End()
 	reply, err := p.call(ctx, code, ext, body)
 	if err != nil {
+		span.SetStatus(otelcodes.Error, "no reply")
 		return nil, fmt.Errorf("request %d to %s: %w", code, p.addr, err)
 	}
 	return reply, nil
