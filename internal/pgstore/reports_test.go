@@ -133,8 +133,8 @@ func TestReportOfHostileValues(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	id := began(t, db.store, reconcile.ModeQuick, pgstore.RunSelection{}, 1)
-	hostile := "a\x00b\\u0000\xff<script>\"'库存\u2028"
-	stored := "a\uFFFDb\\u0000\uFFFD<script>\"'库存\u2028"
+	hostile := "a\x00b\\u0000\xff<script>\"'\u5e93\u5b58\u2028"
+	stored := "a\uFFFDb\\u0000\uFFFD<script>\"'\u5e93\u5b58\u2028"
 	report := reported(id, 1)
 	f := &report.Findings[0]
 	f.Subject, f.Message, f.Scope.ActivityID = hostile, hostile, hostile
