@@ -294,7 +294,7 @@ func (r *round) moved(p Pair, s Step, o Outcome) {
 // note writes what was seen into the journal. The markers hold all that the
 // pairs need, so a note that is lost is made in the next pass.
 func (r *round) note(ctx context.Context) error {
-	if len(r.changes) == 0 || ctx.Err() != nil {
+	if len(r.changes) == 0 {
 		return nil
 	}
 	if err := r.worker.Journal.NoteTransfers(ctx, r.changes); err != nil {
