@@ -54,7 +54,7 @@ type Group struct {
 
 // The layout, in units of the viewBox, which are pixels at the full width.
 const (
-	width       = 480.0
+	width       = 360.0
 	labelHeight = 20.0
 	barHeight   = 12.0
 	barGap      = 3.0

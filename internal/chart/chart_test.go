@@ -91,7 +91,7 @@ func TestBarsStayInside(t *testing.T) {
 		for _, m := range rects.FindAllStringSubmatch(svg, -1) {
 			x, _ := strconv.ParseFloat(m[1], 64)
 			w, _ := strconv.ParseFloat(m[2], 64)
-			if x < 0 || w < 0 || x+w > 480.1 {
+			if x < 0 || w < 0 || x+w > 360.1 {
 				t.Fatalf("a bar from %v to %v", x, x+w)
 			}
 		}

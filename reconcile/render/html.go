@@ -44,7 +44,7 @@ type pageData struct {
 	Verdict  string
 	Meaning  string
 	Facts    [][2]string
-	Steps    []string
+	Steps    [][]span
 	Charts   []pageChart
 	Checks   []pageCheck
 	Columns  []string
@@ -61,9 +61,10 @@ type pageChart struct {
 }
 
 type pageCheck struct {
-	ID, Severity, Compares, Advice string
-	Standing, Repaired, More       int
-	Findings                       []pageFinding
+	ID, Severity, Compares   string
+	Advice                   []span
+	Standing, Repaired, More int
+	Findings                 []pageFinding
 }
 
 type pageFinding struct {
@@ -95,8 +96,11 @@ func writeHTML(w io.Writer, r *reconcile.Report, t tally) error {
 			{"Findings", t.findingsText()},
 			{"Incomplete", strconv.Itoa(t.incomplete)},
 		},
-		Steps: nextSteps(r, t), Charts: charts(r, t), Columns: numberHeads, Omitted: t.omitted,
+		Charts: charts(r, t), Columns: numberHeads, Omitted: t.omitted,
 		MoreRows: max(len(r.Scopes)-pageRows, 0), MoreRead: max(len(r.Incomplete)-pageRows, 0),
+	}
+	for _, step := range nextSteps(r, t) {
+		data.Steps = append(data.Steps, spans(step))
 	}
 	for _, c := range t.checks {
 		shown, err := pageCheckOf(c)
@@ -123,7 +127,7 @@ var numberHeads = []string{"Initial", "Available", "Reserved", "Released", "Pend
 
 func pageCheckOf(c checkTally) (pageCheck, error) {
 	shown := pageCheck{
-		ID: c.ID, Severity: string(c.Severity), Compares: c.Compares, Advice: c.Advice, Standing: c.standing, Repaired: c.repaired,
+		ID: c.ID, Severity: string(c.Severity), Compares: c.Compares, Advice: spans(c.Advice), Standing: c.standing, Repaired: c.repaired,
 		More: max(c.standing+c.repaired-min(len(c.findings), pageFindings), 0),
 	}
 	for _, f := range c.findings[:min(len(c.findings), pageFindings)] {

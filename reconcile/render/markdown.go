@@ -25,7 +25,15 @@ func writeMarkdown(w io.Writer, r *reconcile.Report, t tally) error {
 	})
 	m.printf("### What to do next\n\n")
 	for i, step := range nextSteps(r, t) {
-		m.printf("%d. %s\n", i+1, plain(step))
+		m.printf("%d. ", i+1)
+		for _, s := range spans(step) {
+			if s.Code {
+				m.printf("%s", code(s.Text))
+			} else {
+				m.printf("%s", plain(s.Text))
+			}
+		}
+		m.printf("\n")
 	}
 	m.printf("\n")
 	m.findings(t)

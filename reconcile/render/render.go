@@ -249,10 +249,10 @@ func nextSteps(r *reconcile.Report, t tally) []string {
 		steps = append(steps, count(failed, "repair")+" failed: the findings say why.")
 	}
 	if automatic > 0 {
-		steps = append(steps, count(automatic, "finding")+" can be put right automatically: reconciler reconcile --deep --repair")
+		steps = append(steps, count(automatic, "finding")+" can be put right automatically: `reconciler reconcile --deep --repair`")
 	}
 	if pending > 0 {
-		steps = append(steps, "Waiting for approval: "+count(pending, "repair")+": reconciler task list")
+		steps = append(steps, "Waiting for approval: "+count(pending, "repair")+": `reconciler task list`")
 	}
 	for _, c := range t.checks {
 		if c.standing > 0 && c.Advice != "" {
@@ -266,6 +266,23 @@ func nextSteps(r *reconcile.Report, t tally) []string {
 		steps = append(steps, "Nothing.")
 	}
 	return steps
+}
+
+// span is a part of a text; Code was within backquotes.
+type span struct {
+	Text string
+	Code bool
+}
+
+// spans splits a text of this program at its backquotes.
+func spans(text string) []span {
+	var all []span
+	for i, part := range strings.Split(text, "`") {
+		if part != "" {
+			all = append(all, span{part, i%2 == 1})
+		}
+	}
+	return all
 }
 
 // verdictText says what a verdict means.
