@@ -15,7 +15,7 @@ const namespace = "seckill"
 
 // Metrics is the process's metrics. No label is an id of a user, reservation,
 // activity or scope: their number has no bound. A metric that nothing has set
-// yet is not exported.
+// yet is not exported. docs/metrics.md lists them all.
 //
 // It is a [schedule.Recorder]. The label worker is a job's name, since "job" is
 // taken by Prometheus itself. Names are those of spec §7 where it has one.
@@ -34,6 +34,9 @@ type Metrics struct {
 	pendingAge  *prometheus.GaugeVec
 	expired     *prometheus.GaugeVec
 	expiredAge  *prometheus.GaugeVec
+	evidence    evidence
+	lease       lease
+	board       *board
 }
 
 var _ schedule.Recorder = (*Metrics)(nil)
@@ -58,12 +61,15 @@ func NewMetrics(version string) *Metrics {
 	m.pendingAge = gauge("send_pending_oldest_age_seconds", "How long the oldest of them has been due.")
 	m.expired = gauge("reservation_expired_count", "Undecided reservations past their expiry or next check, over all scopes.")
 	m.expiredAge = gauge("reservation_expired_oldest_age_seconds", "How long the oldest of them has been due.")
+	m.evidence, m.lease = newEvidence(), newLease()
+	m.board = newBoard(redisMetrics, stockMetrics, keyMetrics, workMetrics, reconcileMetrics, serviceMetrics)
 	build := gauge("build_info", "1, with the version of this build.", "version")
 	build.WithLabelValues(version).Set(1)
 
 	m.registry.MustRegister(
 		m.runs, m.duration, m.lastSuccess, m.items, m.backlog, m.oldestAge, m.halted, m.decisions,
 		m.pending, m.pendingAge, m.expired, m.expiredAge, build,
+		m.evidence.queries, m.evidence.failures, m.evidence.complete, m.lease.held, m.lease.since, m.lease.losses, m.board,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return m
