@@ -24,7 +24,11 @@ type Request struct {
 	Retry bool
 }
 
+// noCode is the code of a result that there is none of: 0 would be ACCEPTED.
+const noCode lua.ReserveCode = -1
+
 // Result is the answer to a request: a code of reserve.lua of 0 or 10 to 15.
+// Beside an error it answers nothing.
 type Result struct {
 	lua.ReserveReply
 	Request Request
@@ -39,7 +43,7 @@ type Result struct {
 
 // Accepted says whether the user has a reservation by this request: "queued",
 // never "ordered".
-func (r Result) Accepted() bool { return r.Code == lua.ReserveAccepted }
+func (r Result) Accepted() bool { return r.Code == lua.ReserveAccepted && r.ReservationID != "" }
 
 // Unsent says whether the order message is this gateway's to send. It is not
 // when a repeated request finds a reservation that is further on.
@@ -82,7 +86,7 @@ func (g *Gateway) ReserveAll(ctx context.Context, requests []Request) []Answer {
 	tries := make([]try, len(requests))
 	open := make([]*try, 0, len(requests))
 	for i, r := range requests {
-		answers[i].Request = r
+		answers[i].Request, answers[i].Code = r, noCode
 		tries[i].answer = &answers[i]
 		if g.begin(&tries[i]) {
 			open = append(open, &tries[i])
@@ -195,6 +199,7 @@ func (g *Gateway) attempt(ctx context.Context, tries []*try) []*try {
 		if t.err == nil {
 			continue
 		}
+		t.answer.Code = noCode
 		g.metrics.failures.WithLabelValues(lua.KindName(t.err)).Inc()
 		if isTimeout(t.err) {
 			g.metrics.timeouts.Inc()
