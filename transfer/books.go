@@ -1,9 +1,11 @@
 package transfer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/seckill/reconciler/reservation"
 )
@@ -14,6 +16,8 @@ import (
 type Books struct {
 	Version Version
 	Buckets map[int64]Reading
+
+	problem error // why they are not to be judged, beyond what the readings say
 }
 
 // Queries ask for every bucket of the version, with the markers of its side of
@@ -48,9 +52,73 @@ var ErrUnreadable = errors.New("not every bucket of the version could be read")
 // script wrote.
 var ErrContradictory = errors.New("a transfer's marker contradicts its journal row")
 
+// ErrMoving says that transfers were journalled while a version was read, each
+// time anew: the next read sees it whole.
+var ErrMoving = errors.New("transfers were journalled while their version was read")
+
+// Reader reads versions with the markers of their transfers.
+type Reader struct {
+	Journal Journal
+	Stocks  Stocks
+}
+
+// readings is how often a version is read whose journal changes meanwhile.
+const readings = 3
+
+// Books reads versions from the journal as it was listed. A transfer that was
+// journalled since may be in the stocks and not among the markers: where the sums
+// do not hold, the journal is read again, and the version too if it has changed. A
+// row is committed before its first leg, so a difference that is left is one.
+func (r Reader) Books(ctx context.Context, versions []Version) []Books {
+	all := r.read(ctx, versions)
+	for i, b := range all {
+		if b.Check() == nil && b.Difference() != 0 {
+			all[i] = r.settle(ctx, b)
+		}
+	}
+	return all
+}
+
+// read makes the books of the versions, all in one batch.
+func (r Reader) read(ctx context.Context, versions []Version) []Books {
+	var queries []Query
+	for _, v := range versions {
+		queries = append(queries, v.Queries()...)
+	}
+	replies := r.Stocks.ReadTransfers(ctx, queries)
+	all := make([]Books, len(versions))
+	for i, v := range versions {
+		all[i], replies = v.Keep(replies[:len(v.Buckets)]), replies[len(v.Buckets):]
+	}
+	return all
+}
+
+// settle reads a version whose sums do not hold until its journal stands still.
+func (r Reader) settle(ctx context.Context, b Books) Books {
+	sameID := func(x, y Transfer) bool { return x.ID == y.ID }
+	for range readings {
+		now, err := r.Journal.Versions(ctx, FilterOf(b.Version.Key))
+		if err != nil {
+			b.problem = fmt.Errorf("%w: %w", ErrUnreadable, err)
+			return b
+		}
+		if len(now) != 1 || slices.EqualFunc(now[0].Transfers, b.Version.Transfers, sameID) {
+			return b
+		}
+		if b = r.read(ctx, now)[0]; b.Check() != nil || b.Difference() == 0 {
+			return b
+		}
+	}
+	b.problem = ErrMoving
+	return b
+}
+
 // Check says whether the books can be judged at all: errors are
-// [ErrUnreadable], or [ErrContradictory] where no retry helps.
+// [ErrUnreadable] and [ErrMoving], or [ErrContradictory] where no retry helps.
 func (b Books) Check() error {
+	if b.problem != nil {
+		return b.problem
+	}
 	if int64(len(b.Version.Buckets)) != b.Version.Count {
 		return fmt.Errorf("%w: %d of its %d buckets are registered", ErrUnreadable, len(b.Version.Buckets), b.Version.Count)
 	}
@@ -131,6 +199,21 @@ func (b Books) Expected(bucket int64) int64 {
 		}
 	}
 	return initial
+}
+
+// Idle is for how long a pair has not changed, by the clocks of its nodes and of
+// PostgreSQL.
+func (b Books) Idle(p Pair) time.Duration {
+	idle := b.Version.ReadAt.Sub(p.Transfer.UpdatedAt)
+	for _, side := range []struct {
+		reading Reading
+		marker  Marker
+	}{{p.Donor, p.Out()}, {p.Receiver, p.In()}} {
+		if side.marker.Leg != "" {
+			idle = min(idle, time.Duration(side.reading.TimeMS-side.marker.UpdatedAtMS)*time.Millisecond)
+		}
+	}
+	return idle
 }
 
 // Unequal are the pairs whose legs do not match.

@@ -17,6 +17,21 @@ type Filler struct {
 	Actor   string
 }
 
+// FinishTransfers drives the transfers of the versions that the scopes are
+// buckets of.
+func (f *Filler) FinishTransfers(ctx context.Context, scopes []reservation.Scope) error {
+	var errs []error
+	done := map[Key]bool{}
+	for _, s := range scopes {
+		if key := KeyOf(s); !done[key] {
+			done[key] = true
+			_, err := f.Worker.Drive(ctx, FilterOf(key))
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // FillDeficit plans transfers of so many units to a bucket, from those that have
 // most available, and drives them. It returns how many units came in, which may
 // be fewer: other buckets may have none, need theirs, or be held.

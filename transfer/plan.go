@@ -94,8 +94,7 @@ func (p *Planner) open(ctx context.Context, r Request) (Books, error) {
 	if len(versions) != 1 {
 		return Books{}, r.refuse("no such version is registered, or its retention is over: see `reconciler scope list`")
 	}
-	v := versions[0]
-	return v.Keep(p.Stocks.ReadTransfers(ctx, v.Queries())), nil
+	return Reader{p.Journal, p.Stocks}.Books(ctx, versions)[0], nil
 }
 
 // check says whether the transfer may be planned, as far as the books tell.

@@ -201,19 +201,12 @@ func (r *Rebalancer) Looks(ctx context.Context, f Filter) ([]Look, error) {
 	}
 	now := time.Now()
 	versions = slices.DeleteFunc(versions, func(v Version) bool { return now.Before(v.StartsAt) || !now.Before(v.EndsAt) })
-	var queries []Query
-	for _, v := range versions {
-		queries = append(queries, v.Queries()...)
-	}
-	readings := r.Planner.Stocks.ReadTransfers(ctx, queries)
 	var looks []Look
-	for _, v := range versions {
-		books := v.Keep(readings[:len(v.Buckets)])
-		readings = readings[len(v.Buckets):]
+	for _, books := range (Reader{r.Planner.Journal, r.Planner.Stocks}).Books(ctx, versions) {
 		if !uneven(books) {
 			continue
 		}
-		look := Look{Books: books, Requests: map[int64]int64{}}
+		v, look := books.Version, Look{Books: books, Requests: map[int64]int64{}}
 		scopes := make([]reservation.Scope, len(v.Buckets))
 		for i, b := range v.Buckets {
 			scopes[i] = v.Key.Scope(b.ID)

@@ -71,6 +71,7 @@ type Version struct {
 	Count     int64 // buckets that it has; some may not be registered
 	StartsAt  time.Time
 	EndsAt    time.Time
+	ReadAt    time.Time  // when it was read, by the journal's clock
 	Buckets   []Bucket   // by number
 	Transfers []Transfer // all of them, the oldest first
 }

@@ -92,8 +92,9 @@ func (r *round) run(ctx context.Context, f Filter) error {
 	if err != nil {
 		return fmt.Errorf("read the journal of transfers: %w", err)
 	}
-	for _, books := range r.worker.read(ctx, versions) {
-		r.judge(ctx, books)
+	reader := Reader{r.worker.Journal, r.worker.Stocks}
+	for _, books := range reader.Books(ctx, versions) {
+		r.judge(books)
 	}
 	r.holdBack(ctx)
 	if r.worker.Observe {
@@ -103,73 +104,32 @@ func (r *round) run(ctx context.Context, f Filter) error {
 	return r.note(ctx)
 }
 
-// read makes the books of the versions, all in one batch.
-func (w *Worker) read(ctx context.Context, versions []Version) []Books {
-	var queries []Query
-	for _, v := range versions {
-		queries = append(queries, v.Queries()...)
-	}
-	readings := w.Stocks.ReadTransfers(ctx, queries)
-	books := make([]Books, len(versions))
-	for i, v := range versions {
-		books[i], readings = v.Keep(readings[:len(v.Buckets)]), readings[len(v.Buckets):]
-	}
-	return books
-}
+// errSum says that the sums of a version do not hold.
+var errSum = errors.New("the initial stocks and what is in transit are not what was allocated")
 
 // judge decides for the pairs of one version, if its sums hold.
-func (r *round) judge(ctx context.Context, b Books) {
-	switch err := r.worker.trust(ctx, b); {
-	case errors.Is(err, errMoving):
+func (r *round) judge(b Books) {
+	err := b.Check()
+	if err == nil && b.Difference() != 0 {
+		err = fmt.Errorf("%w: %d units, %+d in transit, %d allocated", errSum, b.Initial(), b.InTransit(), b.Version.Allocated)
+	}
+	switch {
+	case errors.Is(err, ErrMoving):
 		r.acted = true // the next round sees it whole
-		return
 	case errors.Is(err, ErrContradictory):
 		r.conflict(b, CauseMarker, err)
-		return
 	case errors.Is(err, errSum):
 		r.conflict(b, CauseSum, err)
-		return
 	case err != nil:
 		if r.first {
 			r.tally.Seen += len(b.Version.Transfers)
 		}
 		r.tally.Failed(fmt.Errorf("transfers of %s: %w", b.Version.first(), err))
-		return
+	default:
+		for _, p := range b.Pairs() {
+			r.decide(p, Next(p))
+		}
 	}
-	for _, p := range b.Pairs() {
-		r.decide(p, Next(p))
-	}
-}
-
-var (
-	// errMoving says that a transfer was begun while its version was read.
-	errMoving = errors.New("a transfer was journalled while its version was read")
-	// errSum says that the sums of a version do not hold.
-	errSum = errors.New("the initial stocks and what is in transit are not what was allocated")
-)
-
-// trust says whether pairs may be driven: everything was read, nothing
-// contradicts, and the sums hold. A transfer that was journalled after the
-// journal was read may be in the stocks and not among the markers: so a
-// difference counts only if the journal, read again, is the same. A row is
-// committed before its first leg.
-func (w *Worker) trust(ctx context.Context, b Books) error {
-	if err := b.Check(); err != nil {
-		return err
-	}
-	difference := b.Difference()
-	if difference == 0 {
-		return nil
-	}
-	now, err := w.Journal.Versions(ctx, FilterOf(b.Version.Key))
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrUnreadable, err)
-	}
-	sameID := func(x, y Transfer) bool { return x.ID == y.ID }
-	if len(now) != 1 || !slices.EqualFunc(now[0].Transfers, b.Version.Transfers, sameID) {
-		return errMoving
-	}
-	return fmt.Errorf("%w: %d units, %+d in transit, %d allocated", errSum, b.Initial(), b.InTransit(), b.Version.Allocated)
 }
 
 // conflict asks a person, if there is anything that is not done for it.

@@ -102,6 +102,7 @@ func (w *world) Versions(_ context.Context, f transfer.Filter) ([]transfer.Versi
 		return nil, nil
 	}
 	v := w.version
+	v.ReadAt = time.Now()
 	v.Transfers, v.Buckets = slices.Clone(v.Transfers), slices.Clone(v.Buckets)
 	return []transfer.Version{v}, nil
 }

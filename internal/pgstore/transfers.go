@@ -17,7 +17,7 @@ import (
 func (s *Store) Versions(ctx context.Context, f transfer.Filter) ([]transfer.Version, error) {
 	const action = "list the versions for transfers"
 	rows, err := s.pool.Query(ctx, `
-		SELECT a.activity_id, a.sku_id, a.activity_version, a.total, a.buckets, s.starts_at, s.ends_at,
+		SELECT a.activity_id, a.sku_id, a.activity_version, a.total, a.buckets, s.starts_at, s.ends_at, clock_timestamp(),
 		       s.bucket_id, s.initial, s.state, s.held_at IS NOT NULL
 		FROM seckill.scope_allocation AS a JOIN seckill.scope AS s USING (activity_id, sku_id, activity_version)
 		WHERE ($1 = '' OR a.activity_id = $1) AND ($2 = '' OR a.sku_id = $2) AND ($3::bigint IS NULL OR a.activity_version = $3)
@@ -34,7 +34,7 @@ func (s *Store) Versions(ctx context.Context, f transfer.Filter) ([]transfer.Ver
 	var v transfer.Version
 	var b transfer.Bucket
 	_, err = pgx.ForEachRow(rows, []any{
-		&v.Key.ActivityID, &v.Key.SKUID, &v.Key.Version, &v.Allocated, &v.Count, &v.StartsAt, &v.EndsAt, &b.ID, &b.Initial, &b.State, &b.Held,
+		&v.Key.ActivityID, &v.Key.SKUID, &v.Key.Version, &v.Allocated, &v.Count, &v.StartsAt, &v.EndsAt, &v.ReadAt, &b.ID, &b.Initial, &b.State, &b.Held,
 	}, func() error {
 		i, known := at[v.Key]
 		if !known {
