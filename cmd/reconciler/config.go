@@ -4,13 +4,14 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/seckill/reconciler/internal/admin"
 	"github.com/seckill/reconciler/internal/config"
 )
 
 func newConfig(a *app) *cobra.Command {
 	cmd := group("config", "Check and show the settings",
 		"Settings come from config.yaml, overridden by RECONCILER_* variables, overridden by flags.",
-		newConfigCheck(a), newConfigShow(a))
+		newConfigCheck(a), newConfigShow(a), newConfigToken(a))
 	cmd.Example = "  reconciler config check"
 	return cmd
 }
@@ -84,4 +85,27 @@ func orDefault(origin string) string {
 		return "default"
 	}
 	return origin
+}
+
+func newConfigToken(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "token",
+		Short: "Draw a token for the console and the API",
+		Long: `Prints a new token and its hash. The hash goes into admin.read_token_sha256 or
+admin.change_token_sha256; the token goes to the person or program, and is kept nowhere.`,
+		Example: "  reconciler config token",
+		Args:    args(),
+	}
+	out := outputFlag(a, cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		token, hashed := admin.NewToken()
+		return out.print(struct {
+			Schema int    `json:"schema"`
+			Token  string `json:"token"`
+			SHA256 string `json:"sha256"`
+		}{1, token, hashed.String()}, func() error {
+			return out.line("token   %s\nsha256  %s", token, hashed)
+		})
+	}
+	return cmd
 }

@@ -1,14 +1,15 @@
 // Package admin is the daemon's HTTP server: health, readiness and metrics
 // (interface §6).
 //
-// It has no login. It therefore listens on a loopback address unless told
-// otherwise, and answers only to names that are its own: a web page in an
-// operator's browser cannot read it through a name that was rebound to
-// 127.0.0.1.
+// It listens on a loopback address unless told otherwise, and answers only to
+// names that are its own: a web page in an operator's browser cannot read it
+// through a name that was rebound to 127.0.0.1. Health and metrics are for
+// everybody who reaches it; what [Auth] guards asks for a token.
 package admin
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -47,6 +48,8 @@ type Options struct {
 	Lease func() Lease
 	// Metrics serves /metrics.
 	Metrics http.Handler
+	// TLS encrypts all of it; nil: none.
+	TLS *tls.Config
 	// Logger gets what goes wrong with connections; nil: [slog.Default].
 	Logger *slog.Logger
 }
@@ -115,6 +118,9 @@ func (s *Server) Start(ctx context.Context) error {
 	s.listener, err = lc.Listen(ctx, "tcp", addr.String())
 	if err != nil {
 		return fmt.Errorf("admin server: %w", err)
+	}
+	if s.opts.TLS != nil {
+		s.listener = tls.NewListener(s.listener, s.opts.TLS)
 	}
 	go func(l net.Listener) {
 		defer close(s.done)

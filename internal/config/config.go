@@ -388,8 +388,8 @@ type Admin struct {
 	// Address to listen on, host:port; empty for no server, port 0 for a free
 	// one.
 	Listen string `koanf:"listen"`
-	// Whether listen may be an address that other machines reach. There is no
-	// login: put a proxy with one in front.
+	// Whether listen may be an address that other machines reach. Health and
+	// metrics need no token there, and tokens need tls_cert_file.
 	AllowRemote bool `koanf:"allow_remote"`
 	// Names, beside localhost and the address listened on, under which requests
 	// may come (the Host header without its port). Others are refused, which
@@ -397,6 +397,17 @@ type Admin struct {
 	AllowedHosts []string `koanf:"allowed_hosts"`
 	// Time that one readiness check may take.
 	CheckTimeout time.Duration `koanf:"check_timeout"`
+	// SHA-256 of the token that may read the console and the API, as
+	// `reconciler config token` prints it; empty: nobody may.
+	ReadTokenSHA256 string `koanf:"read_token_sha256"`
+	// SHA-256 of the token that may change things there too; empty: nobody may.
+	ChangeTokenSHA256 string `koanf:"change_token_sha256"`
+	// How long a browser stays signed in; a restart of the daemon signs it out.
+	SessionTime time.Duration `koanf:"session_time"`
+	// PEM file of the server's certificate; empty for plain HTTP.
+	TLSCertFile string `koanf:"tls_cert_file"`
+	// PEM file of the certificate's key.
+	TLSKeyFile string `koanf:"tls_key_file"`
 }
 
 // Log is the process's own log, on standard error.
@@ -497,6 +508,7 @@ func Default() Config {
 		Admin: Admin{
 			Listen:       "127.0.0.1:8642",
 			CheckTimeout: 2 * time.Second,
+			SessionTime:  12 * time.Hour,
 		},
 		Log:     Log{Level: "info", Format: "text"},
 		Tracing: Tracing{Sample: 1, Timeout: 5 * time.Second},

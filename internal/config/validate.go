@@ -280,6 +280,15 @@ func (k *checker) pass(worker string, p Pass) {
 
 func (k *checker) admin(a Admin) {
 	k.positive("admin.check_timeout", a.CheckTimeout)
+	k.positive("admin.session_time", a.SessionTime)
+	k.tokenHash("admin.read_token_sha256", a.ReadTokenSHA256)
+	k.tokenHash("admin.change_token_sha256", a.ChangeTokenSHA256)
+	if a.ReadTokenSHA256 != "" && strings.EqualFold(a.ReadTokenSHA256, a.ChangeTokenSHA256) {
+		k.failf("admin.change_token_sha256", "is the same as admin.read_token_sha256: who may read could change everything")
+	}
+	if (a.TLSCertFile == "") != (a.TLSKeyFile == "") {
+		k.failf("admin.tls_cert_file", "and admin.tls_key_file belong together: give both or none")
+	}
 	for _, h := range a.AllowedHosts {
 		if strings.ContainsAny(h, ":/ ") {
 			k.failf("admin.allowed_hosts", "%q is not a host name without a port", h)
@@ -294,8 +303,16 @@ func (k *checker) admin(a Admin) {
 		return
 	}
 	if !a.AllowRemote && !isLoopback(host) {
-		k.failf("admin.listen", "%s can be reached from other machines and there is no login: "+
+		k.failf("admin.listen", "%s can be reached from other machines, and metrics need no token: "+
 			"use a loopback address such as 127.0.0.1, or set admin.allow_remote", a.Listen)
+	}
+}
+
+var sha256Hex = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
+
+func (k *checker) tokenHash(path, text string) {
+	if text != "" && !sha256Hex.MatchString(text) {
+		k.failf(path, "want the 64 hexadecimal digits that `reconciler config token` prints, and not the token itself")
 	}
 }
 
