@@ -88,7 +88,7 @@ type Gate struct {
 	Claims ClaimStore
 	Stock  Stock
 	Tasks  pass.Tasks
-	Max    MaxRelease
+	Max    MaxRelease // once it is in use, changed by [Gate.SetMax]
 
 	// One call counts and fences at a time: fencer and compensator share the
 	// budget. Instances beside each other, which the lease keeps from working,
@@ -105,6 +105,13 @@ type Fenced struct {
 	Lost    []pass.Case // another claim was first: decide again
 	Unknown []pass.Case // not decided: ask again later
 	Halted  []pass.Case // held back
+}
+
+// SetMax changes the bound from the next call of Fence on.
+func (g *Gate) SetMax(m MaxRelease) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.Max = m
 }
 
 // Fence fences the cases, as far as each scope's budget goes. The budget is

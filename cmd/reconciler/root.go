@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	configFile     string
+	level          slog.LevelVar // of the log
 }
 
 // newRoot registers every command that is built.

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
-	"github.com/seckill/reconciler/internal/config"
 	"github.com/seckill/reconciler/internal/daemon"
 	"github.com/seckill/reconciler/internal/observe"
 	"github.com/seckill/reconciler/internal/pass"
@@ -24,7 +22,8 @@ func newRun(a *app) *cobra.Command {
 		Use:   "run",
 		Short: "Run the daemon, or one pass of it",
 		Long: `Runs the workers until it is told to stop (SIGTERM, SIGINT; a second one ends it at
-once). One instance works at a time: another one waits for the lease.
+once). One instance works at a time: another one waits for the lease. SIGHUP reloads the
+settings that a running daemon can take over; the log names those that need a restart.
 
 With --once it runs one pass of every worker and exits: 0 done, 3 a decision rested on
 evidence that could not be read, 4 another instance holds the lease.
@@ -39,12 +38,10 @@ reported, and nothing is changed.`,
 	settingFlag(cmd.Flags(), "mode", "mode", "`observe|act`")
 	out := outputFlag(a, cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return a.withDaemon(cmd, dryRun, func(ctx context.Context, d *daemon.Daemon) error {
-			if !once {
-				return d.Run(ctx)
-			}
-			return runOnce(ctx, d, out)
-		})
+		if !once {
+			return a.serve(cmd, dryRun)
+		}
+		return a.withDaemon(cmd, dryRun, func(ctx context.Context, d *daemon.Daemon) error { return runOnce(ctx, d, out) })
 	}
 	return cmd
 }
@@ -55,10 +52,12 @@ func (a *app) withDaemon(cmd *cobra.Command, dryRun bool, do func(context.Contex
 	if err != nil {
 		return err
 	}
-	return openDaemon(cmd.Context(), loaded.Config, dryRun, do)
+	return openDaemon(cmd.Context(), daemon.Options{Config: loaded.Config, DryRun: dryRun}, do)
 }
 
-func openDaemon(ctx context.Context, c config.Config, dryRun bool, do func(context.Context, *daemon.Daemon) error) error {
+// openDaemon runs do with a daemon that logs, counts and traces as this process does.
+func openDaemon(ctx context.Context, o daemon.Options, do func(context.Context, *daemon.Daemon) error) error {
+	c := o.Config
 	version := readBuild().Version
 	stopTracing, err := observe.StartTracing(ctx, observe.Tracing{
 		Endpoint: c.Tracing.Endpoint, Authorization: c.Tracing.Authorization, Sample: c.Tracing.Sample,
@@ -74,9 +73,8 @@ func openDaemon(ctx context.Context, c config.Config, dryRun bool, do func(conte
 			slog.Warn("the last traces were not exported", "error", err)
 		}
 	}()
-	d, err := daemon.Open(ctx, daemon.Options{
-		Config: c, Logger: slog.Default(), Metrics: observe.NewMetrics(version), DryRun: dryRun,
-	})
+	o.Logger, o.Metrics = slog.Default(), observe.NewMetrics(version)
+	d, err := daemon.Open(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -88,7 +86,7 @@ func openDaemon(ctx context.Context, c config.Config, dryRun bool, do func(conte
 	return do(ctx, d)
 }
 
-const closeLimit = 5 * time.Second
+const closeLimit = daemon.CloseLimit
 
 func runOnce(ctx context.Context, d *daemon.Daemon, out *result) error {
 	lease, err := d.Acquire(ctx)

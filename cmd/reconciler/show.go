@@ -36,7 +36,7 @@ func newShowReservation(a *app) *cobra.Command {
 			return err
 		}
 		hasher := observe.NewUserHasher(loaded.Config.Observe.UserHashKey)
-		return openDaemon(cmd.Context(), loaded.Config, true, func(ctx context.Context, d *daemon.Daemon) error {
+		return openDaemon(cmd.Context(), daemon.Options{Config: loaded.Config, DryRun: true}, func(ctx context.Context, d *daemon.Daemon) error {
 			e, err := d.Explain(ctx, args[0])
 			if err != nil {
 				return err

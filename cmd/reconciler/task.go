@@ -140,7 +140,7 @@ func (a *app) propose(cmd *cobra.Command, t pgstore.Task, sel approval.Selection
 	if err != nil {
 		return plan, err
 	}
-	err = openDaemon(cmd.Context(), loaded.Config, true, func(ctx context.Context, d *daemon.Daemon) error {
+	err = openDaemon(cmd.Context(), daemon.Options{Config: loaded.Config, DryRun: true}, func(ctx context.Context, d *daemon.Daemon) error {
 		approver := d.Approver()
 		if plan, err = approver.Propose(ctx, t, sel); err != nil {
 			return err

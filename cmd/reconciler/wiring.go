@@ -29,6 +29,33 @@ func settingFlag(flags *pflag.FlagSet, path, name, usage string) {
 
 // settings loads the configuration and makes the log as it says.
 func (a *app) settings(cmd *cobra.Command) (config.Loaded, error) {
+	loaded, err := a.load(cmd)
+	if err != nil {
+		return config.Loaded{}, err
+	}
+	if err := a.setLevel(loaded.Config); err != nil {
+		return config.Loaded{}, err
+	}
+	log, err := observe.NewLogger(a.stderr, loaded.Config.Log.Format, &a.level)
+	if err != nil {
+		return config.Loaded{}, err
+	}
+	slog.SetDefault(log)
+	return loaded, nil
+}
+
+// setLevel is the least level of the log from now on.
+func (a *app) setLevel(c config.Config) error {
+	level, err := observe.ParseLevel(c.Log.Level)
+	if err != nil {
+		return err
+	}
+	a.level.Set(level)
+	return nil
+}
+
+// load reads the settings: the file, the environment and the command's flags.
+func (a *app) load(cmd *cobra.Command) (config.Loaded, error) {
 	given := map[string]string{}
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		if path := f.Annotations[settingAnnotation]; len(path) == 1 {
@@ -39,11 +66,6 @@ func (a *app) settings(cmd *cobra.Command) (config.Loaded, error) {
 	if err != nil {
 		return config.Loaded{}, &verdict{exitFailed, fmt.Errorf("configuration:\n%w", err)}
 	}
-	log, err := observe.NewLogger(a.stderr, loaded.Config.Log.Format, loaded.Config.Log.Level)
-	if err != nil {
-		return config.Loaded{}, err
-	}
-	slog.SetDefault(log)
 	return loaded, nil
 }
 

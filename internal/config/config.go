@@ -49,7 +49,8 @@ const (
 
 // Config is every setting. The tags of a field: koanf is its name, oneof its
 // accepted values, secret marks what may also be given as <name>_file and is
-// never shown: a text, or the passwords in a connection string.
+// never shown: a text, or the passwords in a connection string; reload marks
+// what a running daemon can take over.
 type Config struct {
 	// observe: decide, count and report, but change nothing in Redis, claims or
 	// orders. act: drive every stuck reservation to ORDER_CREATED or RELEASED.
@@ -209,7 +210,7 @@ type RocketMQ struct {
 	// (SEND_UNKNOWN): the message can still be stored later.
 	SendTimeout time.Duration `koanf:"send_timeout"`
 	// Messages sent per second at most, over all scopes.
-	SendRate float64 `koanf:"send_rate"`
+	SendRate float64 `koanf:"send_rate" reload:"yes"`
 	// Sends under way at once at most.
 	SendConcurrency int `koanf:"send_concurrency"`
 	// How far before a reservation's start a sweep begins: the clocks of Redis
@@ -237,14 +238,14 @@ type Pass struct {
 type Scanner struct {
 	Pass `koanf:",squash"`
 	// A RESERVED reservation younger than this belongs to its gateway.
-	SendGrace time.Duration `koanf:"send_grace"`
+	SendGrace time.Duration `koanf:"send_grace" reload:"yes"`
 	// What becomes of a reservation that expired unsent. resend: it is sent for
 	// as long as it takes. release: it is released once its message is proven
 	// absent.
-	Unsent string `koanf:"unsent" oneof:"resend release"`
+	Unsent string `koanf:"unsent" oneof:"resend release" reload:"yes"`
 	// Times that a broker refuses the message itself (too large, illegal)
 	// before a person is asked. A broker that cannot be reached is not counted.
-	MaxRefusals int64 `koanf:"max_refusals"`
+	MaxRefusals int64 `koanf:"max_refusals" reload:"yes"`
 }
 
 // Fencer is how expired reservations are settled (protocol §3).
@@ -252,32 +253,32 @@ type Fencer struct {
 	Pass `koanf:",squash"`
 	// A message counts as absent only this long after the last attempt to send
 	// it.
-	Settle time.Duration `koanf:"settle"`
+	Settle time.Duration `koanf:"settle" reload:"yes"`
 	// Pause before looking again at an unsent reservation, which is the
 	// scanner's.
-	Recheck time.Duration `koanf:"recheck"`
+	Recheck time.Duration `koanf:"recheck" reload:"yes"`
 	// What becomes of a reservation whose message is proven absent. resend: send
 	// it again, at most max_resends times, then release. release: at once.
-	LostMessage string `koanf:"lost_message" oneof:"resend release"`
+	LostMessage string `koanf:"lost_message" oneof:"resend release" reload:"yes"`
 	// Times that a lost message is sent again before the release.
-	MaxResends int64 `koanf:"max_resends"`
+	MaxResends int64 `koanf:"max_resends" reload:"yes"`
 	// What becomes of a reservation whose message is in the dead-letter topic.
 	// hold: a task for a person, and release after dead_letter_after. release:
 	// at once.
-	DeadLetter string `koanf:"dead_letter" oneof:"hold release"`
+	DeadLetter string `koanf:"dead_letter" oneof:"hold release" reload:"yes"`
 	// How long a dead letter is held, counted from when the broker stored it.
-	DeadLetterAfter time.Duration `koanf:"dead_letter_after"`
+	DeadLetterAfter time.Duration `koanf:"dead_letter_after" reload:"yes"`
 	// What becomes of a reservation that was to be released but has an order.
 	// auto: it becomes ORDER_CREATED. manual: a person confirms it.
-	Confirm string `koanf:"confirm" oneof:"auto manual"`
+	Confirm string `koanf:"confirm" oneof:"auto manual" reload:"yes"`
 	// A wait for evidence becomes a task this long after the reservation's
 	// expiry.
-	EscalateAfter time.Duration `koanf:"escalate_after"`
+	EscalateAfter time.Duration `koanf:"escalate_after" reload:"yes"`
 	// First wait before looking again at what cannot be decided; it doubles each
 	// time, with jitter.
-	BackoffMin time.Duration `koanf:"backoff_min"`
+	BackoffMin time.Duration `koanf:"backoff_min" reload:"yes"`
 	// Longest such wait.
-	BackoffMax time.Duration `koanf:"backoff_max"`
+	BackoffMax time.Duration `koanf:"backoff_max" reload:"yes"`
 	// The halt on releases: beyond it a scope's releases stop and a task
 	// release_storm is opened.
 	MaxRelease MaxRelease `koanf:"max_release"`
@@ -286,11 +287,11 @@ type Fencer struct {
 // MaxRelease bounds the releases of one scope in a window (protocol §3).
 type MaxRelease struct {
 	// Percent of the units that the scope had reserved at the window's start.
-	Percent float64 `koanf:"percent"`
+	Percent float64 `koanf:"percent" reload:"yes"`
 	// Releases that are always allowed, however few units are reserved.
-	Min int64 `koanf:"min"`
+	Min int64 `koanf:"min" reload:"yes"`
 	// The window's length.
-	Window time.Duration `koanf:"window"`
+	Window time.Duration `koanf:"window" reload:"yes"`
 }
 
 // Compensator is how stock is given back (protocol §4).
@@ -413,7 +414,7 @@ type Admin struct {
 // Log is the process's own log, on standard error.
 type Log struct {
 	// Least level that is written.
-	Level string `koanf:"level" oneof:"debug info warn error"`
+	Level string `koanf:"level" oneof:"debug info warn error" reload:"yes"`
 	// Lines as text or as JSON objects.
 	Format string `koanf:"format" oneof:"text json"`
 }

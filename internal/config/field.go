@@ -20,6 +20,7 @@ type field struct {
 	typ    reflect.Type
 	oneOf  []string
 	secret secrecy
+	reload bool // a running daemon can take it over
 }
 
 // secrecy says what of a setting is secret.
@@ -60,6 +61,7 @@ func walk(t reflect.Type, prefix string, index []int) []field {
 				typ:    sf.Type,
 				oneOf:  strings.Fields(sf.Tag.Get("oneof")),
 				secret: secrecy(sf.Tag.Get("secret")),
+				reload: sf.Tag.Get("reload") != "",
 			})
 		}
 	}

@@ -74,6 +74,8 @@ func generate(t *testing.T) []byte {
 # environment variables (the path in capitals: scanner.send_grace is
 # RECONCILER_SCANNER_SEND_GRACE; lists with commas) and those by flags.
 # Durations are written with their unit: 300ms, 3s, 10m, 24h.
+# A running daemon takes over what is marked so when it is reloaded (SIGHUP,
+# systemctl reload); everything else needs a restart.
 # ` + "`reconciler config check`" + ` finds mistakes, ` + "`reconciler config show`" + ` tells what is in force.
 `)
 	writeStruct(t, &b, comments(t), reflect.ValueOf(Default()), "", 0)
@@ -102,6 +104,9 @@ func writeStruct(t *testing.T, b *bytes.Buffer, docs map[string]string, v reflec
 		}
 		if sf.Tag.Get("secret") != "" {
 			doc += "\nInstead of it, " + name + fileSuffix + " may name a file that holds it."
+		}
+		if sf.Tag.Get("reload") != "" {
+			doc += "\nTaken over by a reload."
 		}
 		for line := range strings.SplitSeq(doc, "\n") {
 			fmt.Fprintf(b, "%s# %s\n", indent, line)

@@ -11,6 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/seckill/reconciler/compensator"
@@ -21,6 +23,7 @@ import (
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/redisstore"
 	"github.com/seckill/reconciler/internal/rocketmq"
+	"github.com/seckill/reconciler/internal/schedule"
 	"github.com/seckill/reconciler/migrations"
 	"github.com/seckill/reconciler/reservation"
 	"github.com/seckill/reconciler/scanner"
@@ -33,6 +36,8 @@ type Options struct {
 	Metrics *observe.Metrics
 	// DryRun decides and reports as mode observe does, whatever the mode.
 	DryRun bool
+	// Supervisor is told how a running daemon stands; nil: nobody.
+	Supervisor Supervisor
 }
 
 // Daemon is the reconciler with its connections. Close it when done.
@@ -46,6 +51,12 @@ type Daemon struct {
 	metrics  *observe.Metrics
 	observes bool
 
+	supervisor Supervisor
+	reloading  sync.Mutex    // guards live
+	live       config.Config // cfg with what reloads took over
+	policies   atomic.Pointer[reservation.Policy]
+	working    atomic.Pointer[schedule.Scheduler] // while the lease is held
+
 	clients     *redisstore.Clients
 	sender      *rocketmq.Sender
 	dispatch    *scanner.Dispatcher
@@ -53,6 +64,7 @@ type Daemon struct {
 	fencer      *fencer.Fencer
 	compensator *compensator.Compensator
 	refencer    *fencer.Refencer
+	gate        *fencer.Gate
 }
 
 // startLimit bounds what a start waits for its dependencies.
@@ -62,7 +74,10 @@ const startLimit = 15 * time.Second
 // that the schema is one that this binary knows. RocketMQ may be away: then
 // everything that needs it waits.
 func Open(ctx context.Context, o Options) (_ *Daemon, err error) {
-	d := &Daemon{cfg: o.Config, log: o.Logger, metrics: o.Metrics, observes: o.DryRun || o.Config.Mode != config.ModeAct}
+	d := &Daemon{
+		cfg: o.Config, live: o.Config, log: o.Logger, metrics: o.Metrics, supervisor: orNobody(o.Supervisor),
+		observes: o.DryRun || o.Config.Mode != config.ModeAct,
+	}
 	defer func() {
 		if err != nil {
 			d.Close(context.WithoutCancel(ctx))
@@ -133,13 +148,10 @@ func (d *Daemon) assemble() {
 	actor := &pass.Actor{Effects: d.Redis, Observe: d.observes}
 	known := &identity{postgres: d.Postgres, redis: d.Redis, observes: d.observes, log: d.log}
 	claims := claims{Store: d.Postgres, identity: known}
-	policy := func() reservation.Policy { return d.cfg.Policy() }
+	d.setPolicy(d.cfg)
+	policy := func() reservation.Policy { return *d.policies.Load() }
 	live := scopes{d.Postgres, d.Redis, known}
-	m := d.cfg.Fencer.MaxRelease
-	gate := &fencer.Gate{
-		Claims: claims, Stock: stock{d.Redis}, Tasks: d.Postgres,
-		Max: fencer.MaxRelease{Percent: m.Percent, Min: m.Min, Window: m.Window},
-	}
+	d.gate = &fencer.Gate{Claims: claims, Stock: stock{d.Redis}, Tasks: d.Postgres, Max: maxRelease(d.cfg)}
 	d.dispatch = &scanner.Dispatcher{
 		Effects: d.Redis, Sender: messageSender{d.sender}, Actor: actor, RefusalsKept: policy().EscalateAfter,
 	}
@@ -148,7 +160,7 @@ func (d *Daemon) assemble() {
 		Policy: policy, Limits: limits(d.cfg.Scanner.Pass),
 	}
 	d.compensator = &compensator.Compensator{
-		Actor: actor, Claims: claims, Gate: gate, Events: d.Redis, Pager: d.Redis, Scopes: live, Tasks: d.Postgres,
+		Actor: actor, Claims: claims, Gate: d.gate, Events: d.Redis, Pager: d.Redis, Scopes: live, Tasks: d.Postgres,
 		Policy: policy, Limits: limits(d.cfg.Compensator.Pass),
 	}
 	d.refencer = &fencer.Refencer{

@@ -39,6 +39,10 @@ func (d *Daemon) leaseOptions(wait bool) pgstore.LeaseOptions {
 	return pgstore.LeaseOptions{
 		URL: d.cfg.Postgres.URL, Holder: fmt.Sprintf("%s/%d", host, os.Getpid()), Wait: wait,
 		TTL: d.cfg.Lease.TTL, ConnectTimeout: d.cfg.Postgres.ConnectTimeout,
+		Standby: func(holder pgstore.LeaseHolder) {
+			d.log.Info("standing by: another instance holds the lease", "holder", holder.Holder, "since", holder.AcquiredAt)
+			d.supervisor.Ready(fmt.Sprintf("standing by, mode %s: %s holds the lease", d.mode(), holder.Holder))
+		},
 	}
 }
 
@@ -49,6 +53,8 @@ func (d *Daemon) leaseOptions(wait bool) pgstore.LeaseOptions {
 func (d *Daemon) Run(ctx context.Context) error {
 	state := &leaseState{}
 	state.set(admin.LeaseWaiting)
+	stopping := context.AfterFunc(ctx, func() { d.supervisor.Stopping(d.stopLimit()) })
+	defer stopping()
 	if d.cfg.Admin.Listen != "" {
 		server := d.adminServer(state)
 		if err := server.Start(ctx); err != nil {
@@ -64,6 +70,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}()
 	}
 	d.log.Info("waiting for the lease", "mode", d.mode())
+	d.supervisor.Status("waiting for the lease")
 	for ctx.Err() == nil {
 		lease, err := pgstore.AcquireLease(ctx, d.leaseOptions(true))
 		if errors.Is(err, pgstore.ErrTransactionPooler) {
@@ -72,18 +79,21 @@ func (d *Daemon) Run(ctx context.Context) error {
 		if err != nil {
 			if ctx.Err() == nil {
 				d.log.Error("the lease cannot be had; trying again", "error", err)
+				d.supervisor.Status("the lease cannot be had; trying again: " + err.Error())
 			}
 			pause(ctx, leaseRetry)
 			continue
 		}
 		state.set(admin.LeaseHeld)
 		d.log.Info("holding the lease: working", "mode", d.mode())
+		d.supervisor.Ready("working, mode " + d.mode())
 		if err := d.workUnder(ctx, lease); err != nil {
 			return err
 		}
 		if ctx.Err() == nil {
 			state.set(admin.LeaseLost)
 			d.log.Error("the lease was lost: all work has stopped; waiting for it again")
+			d.supervisor.Status("the lease was lost: all work has stopped; waiting for it again")
 		}
 	}
 	d.log.Info("stopped")
@@ -125,6 +135,8 @@ func (d *Daemon) workUnder(ctx context.Context, lease *pgstore.Lease) error {
 	if err := scheduler.Start(); err != nil {
 		return err
 	}
+	d.working.Store(scheduler)
+	defer d.working.Store(nil)
 	var background sync.WaitGroup
 	work, cancel := context.WithCancel(ctx)
 	background.Go(func() { journal.write(work) })

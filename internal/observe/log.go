@@ -35,14 +35,19 @@ const (
 	FieldTraceID           = "trace_id"
 )
 
-// NewLogger writes to w as "text" or as "json", lines of the given level
-// (debug, info, warn, error) and above. Times are UTC.
-func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
+// ParseLevel reads debug, info, warn or error.
+func ParseLevel(level string) (slog.Level, error) {
 	var least slog.Level
 	if err := least.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("log level %q: want debug, info, warn or error", level)
+		return 0, fmt.Errorf("log level %q: want debug, info, warn or error", level)
 	}
-	opts := &slog.HandlerOptions{Level: least, ReplaceAttr: utc}
+	return least, nil
+}
+
+// NewLogger writes to w as "text" or as "json", lines of the given level and
+// above; a [slog.LevelVar] can be changed while it writes. Times are UTC.
+func NewLogger(w io.Writer, format string, level slog.Leveler) (*slog.Logger, error) {
+	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: utc}
 	switch format {
 	case "text":
 		return slog.New(slog.NewTextHandler(w, opts)), nil

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -20,7 +21,7 @@ import (
 
 func TestLogger(t *testing.T) {
 	var out bytes.Buffer
-	log, err := NewLogger(&out, "json", "warn")
+	log, err := NewLogger(&out, "json", slog.LevelWarn)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +47,7 @@ func TestLogger(t *testing.T) {
 	}
 
 	out.Reset()
-	log, err = NewLogger(&out, "text", "debug")
+	log, err = NewLogger(&out, "text", slog.LevelDebug)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,10 +55,14 @@ func TestLogger(t *testing.T) {
 	if !strings.Contains(out.String(), "level=DEBUG msg=hello") {
 		t.Errorf("text: %s", out.String())
 	}
-	for _, bad := range [][2]string{{"xml", "info"}, {"text", "loud"}} {
-		if _, err := NewLogger(io.Discard, bad[0], bad[1]); err == nil {
-			t.Errorf("%v: accepted", bad)
-		}
+	if _, err := NewLogger(io.Discard, "xml", slog.LevelInfo); err == nil {
+		t.Error("format xml: accepted")
+	}
+	if level, err := ParseLevel("warn"); err != nil || level != slog.LevelWarn {
+		t.Errorf("warn: %v, %v", level, err)
+	}
+	if _, err := ParseLevel("loud"); err == nil {
+		t.Error("level loud: accepted")
 	}
 }
 

@@ -43,11 +43,12 @@ var ErrTransactionPooler = errors.New("the URL leads to a transaction-mode poole
 // LeaseOptions says which lease is wanted.
 type LeaseOptions struct {
 	URL            string
-	Name           string        // empty means [LeaseDaemon]
-	Holder         string        // shown to others: host and process id, say
-	Wait           bool          // for as long as it takes; else [ErrLeaseHeld]
-	TTL            time.Duration // 0 means [DefaultLeaseTTL]
-	ConnectTimeout time.Duration // 0 means 3 s
+	Name           string            // empty means [LeaseDaemon]
+	Holder         string            // shown to others: host and process id, say
+	Wait           bool              // for as long as it takes; else [ErrLeaseHeld]
+	Standby        func(LeaseHolder) // told once, before the wait for another holder; nil: nobody
+	TTL            time.Duration     // 0 means [DefaultLeaseTTL]
+	ConnectTimeout time.Duration     // 0 means 3 s
 }
 
 func (o LeaseOptions) withDefaults() LeaseOptions {
@@ -143,14 +144,17 @@ func (l *Lease) acquire(ctx context.Context, config *pgx.ConnConfig) error {
 	if err := l.conn.QueryRow(ctx, `SELECT pg_try_advisory_lock($1, $2)`, leaseClass, l.options.key()).Scan(&got); err != nil {
 		return err
 	}
-	if !got && !l.options.Wait {
+	if !got {
 		holder, err := leaseHolder(ctx, l.conn, l.options.Name)
 		if err != nil {
 			return err
 		}
-		return &LeaseHeldError{holder}
-	}
-	if !got {
+		if !l.options.Wait {
+			return &LeaseHeldError{holder}
+		}
+		if l.options.Standby != nil {
+			l.options.Standby(holder)
+		}
 		if _, err := l.conn.Exec(ctx, `SELECT pg_advisory_lock($1, $2)`, leaseClass, l.options.key()); err != nil {
 			return err
 		}

@@ -161,6 +161,10 @@ func notSent(messageID, cause string, err error) SendResult {
 }
 
 // awaitTurn takes a slot and a token of the rate limit.
+// SetRate changes how many messages are sent per second at most, also for sends
+// that wait for their turn now.
+func (s *Sender) SetRate(perSecond float64) { s.limiter.SetLimit(rate.Limit(perSecond)) }
+
 func (s *Sender) awaitTurn(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

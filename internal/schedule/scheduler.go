@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -63,7 +64,9 @@ type entry struct {
 	id     cron.EntryID
 	paused bool
 	busy   bool
+	began  time.Time // of the run that is going on
 	last   *Run
+	due    atomic.Pointer[time.Time] // when cron is to start it next; not guarded by mu
 }
 
 // New returns a scheduler without jobs.
@@ -128,7 +131,7 @@ func (s *Scheduler) Start() error {
 		if ev, ok := e.when.(*every); ok {
 			ev.first = ev.pause * time.Duration(i) / time.Duration(len(s.jobs))
 		}
-		e.id = s.cron.Schedule(e.when, cron.FuncJob(func() { s.tick(e) }))
+		e.id = s.cron.Schedule(noting{e.when, &e.due}, cron.FuncJob(func() { s.tick(e) }))
 	}
 	s.cron.Start()
 	return nil
@@ -325,7 +328,7 @@ func (s *Scheduler) acquire(e *entry, manual bool) error {
 	case e.busy:
 		return ErrAlreadyRunning
 	}
-	e.busy = true
+	e.busy, e.began = true, time.Now()
 	s.running.Add(1)
 	return nil
 }
