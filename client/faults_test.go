@@ -81,6 +81,7 @@ const never = time.Hour
 func TestInvariantStopsOneSKU(t *testing.T) {
 	t.Parallel()
 	everyTarget(t, func(t *testing.T, target string) {
+		t.Helper()
 		s := on(t, target, 1, 100)
 		rdb := s.connect()
 		p := pairOf(s, rdb, client.Options{Cooldown: never})
@@ -274,6 +275,7 @@ func (s *sale) subscribers(channel string) int64 {
 func TestNoticeEndsMarker(t *testing.T) {
 	t.Parallel()
 	everyTarget(t, func(t *testing.T, target string) {
+		t.Helper()
 		s, g, last := soldOut(t, target)
 		s.release(last)
 		s.must(s.rdb.Publish(t.Context(), last.Scope.EventsChannel(), reservation.NoticeAvailable).Err())

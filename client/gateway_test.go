@@ -26,6 +26,7 @@ import (
 func TestThousandUsers(t *testing.T) {
 	t.Parallel()
 	everyTarget(t, func(t *testing.T, target string) {
+		t.Helper()
 		const users, units = 1000, 900
 		s := on(t, target, 4, 4*units) // more than enough in every bucket
 		g := s.gateway(s.connect(), client.Options{})
@@ -61,6 +62,7 @@ func TestThousandUsers(t *testing.T) {
 func TestOneUnit(t *testing.T) {
 	t.Parallel()
 	everyTarget(t, func(t *testing.T, target string) {
+		t.Helper()
 		const users = 500
 		s := on(t, target, 1, 1)
 		g := s.gateway(s.connect(), client.Options{})
@@ -211,6 +213,7 @@ func (l *lossOnce) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 func TestReplyLost(t *testing.T) {
 	t.Parallel()
 	everyTarget(t, func(t *testing.T, target string) {
+		t.Helper()
 		s := on(t, target, 1, 10)
 		rdb := s.connect()
 		hook := &lossOnce{end: func() { s.wire.set(faultproxy.Faults{}) }}
@@ -247,6 +250,7 @@ func addHook(rdb redis.UniversalClient, hook redis.Hook) {
 func TestRepliesLostTwice(t *testing.T) {
 	t.Parallel()
 	everyTarget(t, func(t *testing.T, target string) {
+		t.Helper()
 		s := on(t, target, 1, 10)
 		rdb := s.connect()
 		hook := &lossOnce{}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/redis/go-redis/v9"
 
@@ -195,6 +196,9 @@ func (g *Gateway) lookupPostgres(ctx context.Context, sale Sale, q Query, id str
 		return Found{}, err
 	}
 	record := records[id]
+	if !belongs(record, q.UserID) {
+		return Found{}, ErrNotFound
+	}
 	found := Found{Source: FromPostgres, Scope: sale.ScopeOf(q.UserID), ReservationID: id}
 	if q.UserID == "" {
 		found.Scope = scopeOf(sale, record)
@@ -204,9 +208,6 @@ func (g *Gateway) lookupPostgres(ctx context.Context, sale Sale, q Query, id str
 		found.State, found.OrderID = StateOrderCreated, orders.OrderID
 		return found, nil
 	case reservation.OrderFenced, reservation.OrderRejected:
-		if c := record.Claim; q.UserID != "" && c.UserID != "" && c.UserID != q.UserID {
-			return Found{}, ErrNotFound
-		}
 		found.State = StateReleasing
 		return found, nil
 	case reservation.OrderNone:
@@ -214,6 +215,14 @@ func (g *Gateway) lookupPostgres(ctx context.Context, sale Sale, q Query, id str
 	default:
 		return Found{}, fmt.Errorf("reservation %s: %s", id, orders.Cause)
 	}
+}
+
+// belongs says whether nothing of a record names another user: what does is not
+// shown, and not even said to be there.
+func belongs(record reservation.Record, userID string) bool {
+	other := func(named string) bool { return userID != "" && named != "" && named != userID }
+	return (record.Claim == nil || !other(record.Claim.UserID)) &&
+		!slices.ContainsFunc(record.Orders, func(o reservation.Order) bool { return other(o.UserID) })
 }
 
 // scopeOf is the bucket that a record names; the first one if it names none.
