@@ -50,6 +50,7 @@ evidence or an unreachable dependency, 4 another run holds the lock.`)
 		newJob(a),
 		newBroker(a),
 		newDemo(a),
+		newMan(),
 	)
 	return root
 }
