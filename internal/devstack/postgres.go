@@ -32,10 +32,11 @@ var postgresSettings = []string{
 // PostgresURL is a connection URL for a database and a role. Passwords are not
 // asked for: the server listens on loopback only.
 func (s *Stack) PostgresURL(database, role string) string {
-	u := url.URL{
-		Scheme: "postgres", User: url.User(role), Host: s.Postgres().Addr(),
-		Path: "/" + database, RawQuery: "sslmode=disable",
-	}
+	return postgresURL(s.Postgres().Addr(), database, role)
+}
+
+func postgresURL(host, database, role string) string {
+	u := url.URL{Scheme: "postgres", User: url.User(role), Host: host, Path: "/" + database, RawQuery: "sslmode=disable"}
 	return u.String()
 }
 
@@ -117,21 +118,13 @@ func (s *Stack) initPostgres(ctx context.Context, svc *Service) error {
 	if err := os.RemoveAll(fresh); err != nil {
 		return fmt.Errorf("clear an interrupted initdb: %w", err)
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(s.install.postgres.path, "initdb"), "-D", fresh,
-		"-U", superuser, "-A", "trust", "--no-sync", "--encoding=UTF8", "--locale=C.UTF-8")
-	cmd.Dir = svc.Dir()
-	if name := postgresAccount(); name != "" {
-		if err := giveTo(svc.Dir(), name); err != nil {
-			return err
-		}
-		l, err := launch{Path: cmd.Path, User: name}.command()
-		if err != nil {
-			return err
-		}
-		cmd.SysProcAttr = l.SysProcAttr
+	if err := giveTo(svc.Dir(), postgresAccount()); err != nil {
+		return err
 	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("create the PostgreSQL data directory: %w\n%s", err, out)
+	err := s.postgresTool(ctx, svc.Dir(), "initdb", "-D", fresh,
+		"-U", superuser, "-A", "trust", "--no-sync", "--encoding=UTF8", "--locale=C.UTF-8")
+	if err != nil {
+		return fmt.Errorf("create the PostgreSQL data directory: %w", err)
 	}
 	if err := os.Rename(fresh, data); err != nil {
 		return fmt.Errorf("create the PostgreSQL data directory: %w", err)
@@ -139,13 +132,32 @@ func (s *Stack) initPostgres(ctx context.Context, svc *Service) error {
 	return nil
 }
 
-func giveTo(dir, name string) error {
+// postgresTool runs one of PostgreSQL's programs, as the account that runs the
+// server, to its end.
+func (s *Stack) postgresTool(ctx context.Context, dir, name string, args ...string) error {
+	l, err := launch{Path: filepath.Join(s.install.postgres.path, name), User: postgresAccount()}.command()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, l.Path, args...)
+	cmd.Dir, cmd.SysProcAttr = dir, l.SysProcAttr
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", name, err, out)
+	}
+	return nil
+}
+
+// giveTo makes the path the account's; "" is our own.
+func giveTo(path, name string) error {
+	if name == "" {
+		return nil
+	}
 	cred, err := credential(name)
 	if err != nil {
 		return err
 	}
-	if err := os.Chown(dir, int(cred.Uid), int(cred.Gid)); err != nil {
-		return fmt.Errorf("give %s to %s: %w", dir, name, err)
+	if err := os.Chown(path, int(cred.Uid), int(cred.Gid)); err != nil {
+		return fmt.Errorf("give %s to %s: %w", path, name, err)
 	}
 	return nil
 }

@@ -224,7 +224,7 @@ func (s *Service) ready(ctx context.Context) error {
 	case kindRedis, kindNode:
 		return pingRedis(ctx, s.Addr())
 	case kindPostgres:
-		return pingPostgres(ctx, s.stack.PostgresURL("postgres", superuser))
+		return pingPostgres(ctx, postgresURL(s.Addr(), superuser, superuser))
 	case kindNameServer:
 		return s.stack.nameServerReady(ctx)
 	case kindBroker:

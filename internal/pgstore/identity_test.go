@@ -1,17 +1,7 @@
 package pgstore_test
 
 import (
-	"bytes"
 	"errors"
-	"net"
-	"os"
-	osexec "os/exec"
-	"os/user"
-	"path/filepath"
-	"runtime"
-	"slices"
-	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -102,7 +92,7 @@ func TestIdentityOfARestoredVolume(t *testing.T) {
 // A real standby: nothing can be fenced on it, and its promotion is seen by
 // the first check, though nothing else about it differs.
 func TestStandbyAndPromotion(t *testing.T) {
-	stack := stacktest.Own(t, devstack.Options{Postgres: true, PostgresSettings: []string{"max_wal_senders=4", "wal_level=replica"}})
+	stack := stacktest.Own(t, devstack.Options{Postgres: true})
 	super := stack.PostgresURL("postgres", "postgres")
 	if _, err := migrations.Up(t.Context(), super, migrations.Options{WithReference: true}); err != nil {
 		t.Fatal(err)
@@ -114,8 +104,11 @@ func TestStandbyAndPromotion(t *testing.T) {
 		t.Fatalf("fence on the primary: %+v, %v", results, err)
 	}
 
-	standbyURL, promote := startStandby(t, stack)
-	standby := open(t, pgstore.Config{URL: standbyURL})
+	service, err := stack.StartStandby(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	standby := open(t, pgstore.Config{URL: "postgres://test_seckill_daemon@" + service.Addr() + "/postgres?sslmode=disable"})
 	if results, err := standby.Fence(t.Context(), "x", requests(scope, "r2")); !errors.Is(err, pgstore.ErrInRecovery) || results[0].Known {
 		t.Errorf("fence on the standby: %+v, %v", results, err)
 	}
@@ -126,7 +119,9 @@ func TestStandbyAndPromotion(t *testing.T) {
 		t.Errorf("CheckIdentity on the standby: %v", err)
 	}
 
-	promote()
+	if err := stack.PromoteStandby(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	check := checkIdentity(t, standby)
 	if check.Changed != "timeline_changed" || !check.Halted || check.Identity.Timeline != before.Identity.Timeline+1 ||
 		check.Identity.SystemIdentifier != before.Identity.SystemIdentifier {
@@ -136,101 +131,6 @@ func TestStandbyAndPromotion(t *testing.T) {
 	if err != nil || results[0].Won || !results[1].Won {
 		t.Errorf("fence on the new primary: %+v, %v", results, err)
 	}
-}
-
-// startStandby clones the stack's server and starts the clone as its standby.
-// promote returns when the clone takes writes.
-func startStandby(t *testing.T, stack *devstack.Stack) (url string, promote func()) {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "pgstore-standby-") //nolint:usetesting // PostgreSQL's account cannot enter t.TempDir
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	account := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if os.Geteuid() == 0 { // PostgreSQL refuses to be run by root
-		postgres, err := user.Lookup("postgres")
-		if err != nil {
-			t.Fatal(err)
-		}
-		uid, _ := strconv.ParseUint(postgres.Uid, 10, 32)
-		gid, _ := strconv.ParseUint(postgres.Gid, 10, 32)
-		account.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
-		if err := os.Chown(dir, int(uid), int(gid)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	data := filepath.Join(dir, "data")
-	port := strconv.Itoa(freePort(t))
-	command := func(name string, args ...string) *osexec.Cmd {
-		cmd := osexec.Command(postgresBinary(t, name), args...)
-		cmd.Dir, cmd.SysProcAttr = dir, account
-		return cmd
-	}
-	run := func(name string, args ...string) {
-		t.Helper()
-		if out, err := command(name, args...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", name, err, out)
-		}
-	}
-	source := "host=127.0.0.1 user=postgres port=" + strconv.Itoa(stack.Postgres().Port())
-	run("pg_basebackup", "-D", data, "-d", source, "-R", "-X", "stream", "-c", "fast", "--no-sync")
-	server := command("postgres", "-D", data, "-p", port, "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "fsync=off",
-		"-c", "max_connections=300", "-c", "max_wal_senders=4") // a standby may not have less than its primary
-	var output bytes.Buffer
-	server.Stdout, server.Stderr = &output, &output
-	started, ended := make(chan error, 1), make(chan struct{})
-	go func() {
-		runtime.LockOSThread() // Pdeathsig follows the thread that started it
-		defer runtime.UnlockOSThread()
-		defer close(ended)
-		err := server.Start()
-		started <- err
-		if err == nil {
-			_ = server.Wait() // it is killed at the end
-		}
-	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = server.Process.Signal(syscall.SIGQUIT) // at once
-		<-ended
-	})
-	for osexec.Command(postgresBinary(t, "pg_isready"), "-q", "-h", "127.0.0.1", "-p", port).Run() != nil {
-		select {
-		case <-ended:
-			t.Fatalf("the standby ended:\n%s", output.String())
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-	return "postgres://test_seckill_daemon@127.0.0.1:" + port + "/postgres?sslmode=disable",
-		func() { run("pg_ctl", "promote", "-w", "-D", data) }
-}
-
-// postgresBinary finds a program beside the newest installed server.
-func postgresBinary(t *testing.T, name string) string {
-	t.Helper()
-	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
-	if err != nil || len(found) == 0 {
-		t.Fatalf("no %s in /usr/lib/postgresql: %v", name, err)
-	}
-	slices.Sort(found)
-	return found[len(found)-1]
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	address, ok := listener.Addr().(*net.TCPAddr)
-	if !ok {
-		t.Fatalf("%v is no TCP address", listener.Addr())
-	}
-	return address.Port
 }
 
 func TestServerTime(t *testing.T) {
