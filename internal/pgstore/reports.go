@@ -312,8 +312,9 @@ const runColumns = `run_id, mode, selection, started_by, started_at, seen_at, fi
 	coalesce(verdict, ''), coalesce(scopes, 0), coalesce(findings, 0), coalesce(incomplete, 0)`
 
 // runsSQL is the runs with their states; $1 is silentAfter.
-const runsSQL = `(SELECT *, CASE WHEN verdict IS NOT NULL THEN 'finished' WHEN failure IS NOT NULL THEN 'failed'
-	WHEN seen_at > clock_timestamp() - $1::interval THEN 'running' ELSE 'interrupted' END AS state FROM seckill.reconcile_run) AS r`
+const runsSQL = `seckill.reconcile_run AS r CROSS JOIN LATERAL (
+	SELECT CASE WHEN r.verdict IS NOT NULL THEN 'finished' WHEN r.failure IS NOT NULL THEN 'failed'
+	            WHEN r.seen_at > clock_timestamp() - $1::interval THEN 'running' ELSE 'interrupted' END AS state) AS s`
 
 // Runs lists runs, the newest first.
 func (s *Store) Runs(ctx context.Context, f RunFilter) ([]StoredRun, error) {
