@@ -117,11 +117,12 @@ type needs struct {
 	siblings  bool // the stocks of all buckets of a version
 	allOrders bool // the orders of all versions of the SKU, counted
 	sold      bool // PostgreSQL's counter of sold units
+	transfers bool // the journal of transfers, with the buckets' markers
 }
 
 // registry lists the checks, cheapest first. A check is an item of its own: it
 // sees a reading and says what contradicts.
-var registry = raisedBy(RaisedByReconcile, slices.Concat(quickChecks, setChecks, deepChecks))
+var registry = raisedBy(RaisedByReconcile, slices.Concat(quickChecks, transferChecks, setChecks, deepChecks))
 
 func raisedBy(source string, checks []Check) []Check {
 	for i := range checks {
@@ -153,7 +154,7 @@ var quickChecks = []Check{
 		Cost:     "one script call a bucket",
 		Repair:   RepairManual,
 		Advice:   "compare the bucket's initial stock with its registration before anything is sold on",
-		needs:    needs{siblings: true}, compare: mismatchedAllocation,
+		needs:    needs{siblings: true, transfers: true}, compare: mismatchedAllocation,
 	},
 	{
 		ID: CheckCountDrift, Severity: SeverityCritical, Level: LevelQuick,
@@ -256,6 +257,7 @@ func union(checks []Check) needs {
 		n.siblings = n.siblings || c.needs.siblings
 		n.allOrders = n.allOrders || c.needs.allOrders
 		n.sold = n.sold || c.needs.sold
+		n.transfers = n.transfers || c.needs.transfers
 	}
 	return n
 }

@@ -138,30 +138,44 @@ func (k *skuReading) initialOfAll(v Version) (int64, error) {
 }
 
 // differing is the bucket that a finding about a version names: of those that
-// were asked for, the first whose initial stock is not the registered one, if
-// there is one.
+// were asked for, the first whose initial stock is not the expected one, if there
+// is one.
 func (k *skuReading) differing(v Version) *scopeReading {
-	var at *scopeReading
+	var first *scopeReading
 	for _, b := range v.Buckets {
 		s := k.byName[k.sku.scope(v, b)]
-		if s.full && (at == nil || (at.stock.Initial == at.bucket.Initial && s.stock.Initial != b.Initial)) {
-			at = s
+		if s == nil || !s.full || s.stock == nil {
+			continue
+		}
+		if s.stock.Initial != k.expected(v, b) {
+			return s
+		}
+		if first == nil {
+			first = s
 		}
 	}
-	return at
+	return first
 }
 
 func allocation(k *skuReading, v Version) (contradiction, bool) {
-	sum, err := k.initialOfAll(v)
-	if err != nil {
+	at := k.differing(v)
+	if at == nil || k.unread[v.Number] {
 		return contradiction{}, false
 	}
-	at := k.differing(v)
-	// No unit is in transit: a transfer's markers would say so, and no command
-	// makes one yet.
-	const inTransit = int64(0)
+	sum, inTransit := int64(0), int64(0)
+	if books, journalled := k.books[v.Number]; journalled {
+		if books.Check() != nil || waiting(books) > 0 {
+			return contradiction{}, false // transfer_conflict says it, alone
+		}
+		sum, inTransit = books.Initial(), books.InTransit()
+	} else {
+		var err error
+		if sum, err = k.initialOfAll(v); err != nil {
+			return contradiction{}, false
+		}
+	}
 	difference := sum + inTransit - v.Allocated
-	if at == nil || difference == 0 {
+	if difference == 0 {
 		return contradiction{}, false
 	}
 	return contradiction{
@@ -169,7 +183,7 @@ func allocation(k *skuReading, v Version) (contradiction, bool) {
 		message: fmt.Sprintf("the initial stocks of %d buckets are %d units and %d are in transit, but %d were allocated to version %d",
 			v.Count, sum, inTransit, v.Allocated, v.Number),
 		redis: map[string]any{"initial_of_all_buckets": sum, "in_transit": inTransit, "initial": at.stock.Initial},
-		pg:    map[string]any{"allocated": v.Allocated, "buckets": v.Count, "initial": at.bucket.Initial},
+		pg:    map[string]any{"allocated": v.Allocated, "buckets": v.Count, "initial": k.expected(v, at.bucket)},
 	}, true
 }
 
@@ -234,7 +248,7 @@ func oversoldVersions(k *skuReading) []contradiction {
 			}
 			counted++
 			active += s.active
-			if at == nil || s.active-b.Initial > at.active-at.bucket.Initial {
+			if at == nil || s.active-k.expected(v, b) > at.active-k.expected(v, at.bucket) {
 				at = s
 			}
 		}

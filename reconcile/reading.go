@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/seckill/reconciler/reservation"
+	"github.com/seckill/reconciler/transfer"
 )
 
 // skuReading is what one round read of a SKU.
@@ -17,6 +19,10 @@ type skuReading struct {
 	straysRead bool
 	strays     []OrderCount // orders of versions and buckets that are not registered
 	sold       *soldReading // nil where nothing says where the counter is
+
+	books      map[int64]transfer.Books // of the versions that have transfers, by number
+	unread     map[int64]bool           // versions whose transfers could not be read
+	stuckAfter time.Duration            // for how long a pair of transfers may be unequal
 }
 
 // scopeReading is what one round read of a scope.
@@ -77,6 +83,11 @@ type reader struct {
 	needs    needs
 	batch    int
 	tries    int
+
+	transfers  *transfer.Reader // nil: no transfers are read
+	stuckAfter time.Duration
+	journalled []transfer.Version // the versions that have transfers, as the round began
+	journalErr error              // why they could not be listed
 }
 
 // read fills the reading of one SKU. Its errors are in the scopes' failures:
@@ -85,6 +96,9 @@ func (r *reader) read(ctx context.Context, k *skuReading, strays bool) {
 	full := k.where(func(s *scopeReading) bool { return s.full })
 	if r.needs.config {
 		r.readFields(ctx, full)
+	}
+	if r.needs.transfers && r.transfers != nil {
+		r.readBooks(ctx, k)
 	}
 	// Siblings, and scopes that lack something and so are not compared: what is
 	// there of their stock is shown all the same.

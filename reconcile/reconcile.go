@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seckill/reconciler/reservation"
+	"github.com/seckill/reconciler/transfer"
 )
 
 // Reconciler compares the scopes of a registry. It is safe for concurrent use.
@@ -28,6 +29,10 @@ type Reconciler struct {
 	// Nodes and Server are for the check environment; without them it is not made.
 	Nodes  Nodes
 	Server Server
+	// Transfers is for the checks of cross-bucket transfers; without it no version
+	// is taken to have any. Mover finishes and plans them in repairs.
+	Transfers *transfer.Reader
+	Mover     Mover
 }
 
 // Options say what a run compares and how. The zero value compares everything.
@@ -42,6 +47,9 @@ type Options struct {
 	// Patience is the time that reads may lose to sources that do not answer,
 	// in one round; 0 means 30 s. Then the rest of the round is not tried.
 	Patience time.Duration
+	// StuckAfter is how long the two legs of a transfer may be unequal; 0 means a
+	// minute.
+	StuckAfter time.Duration
 
 	Deep bool // all members of all scopes, instead of those with drift alone
 	Rate int  // members a second that a set pass reads at most; 0: no limit
@@ -115,6 +123,9 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	if r.Nodes == nil && r.Server == nil {
 		checks = slices.DeleteFunc(checks, func(c Check) bool { return c.ID == CheckEnvironment })
 	}
+	if r.Transfers == nil {
+		checks = slices.DeleteFunc(checks, func(c Check) bool { return c.ID == CheckStuckTransfer || c.ID == CheckTransferConflict })
+	}
 	if o.Resume != nil {
 		if err := o.Resume.Progress.Selection.check(o.selection(checks)); err != nil {
 			return nil, err
@@ -125,11 +136,13 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	report := run.result()
-	if o.Repair == nil || !r.repairs() || run.stopped || run.sets == nil || len(run.sets.queries) == 0 {
+	members := run.sets != nil && len(run.sets.queries) > 0
+	if o.Repair == nil || !r.repairs() || run.stopped || (!members && report.Summary[CheckStuckTransfer] == 0) {
 		return report, nil
 	}
 	p := &repairer{
-		sets: run.sets, mender: r.Mender, guard: r.Guard, trail: r.Trail, options: *o.Repair, report: report, deficit: map[Ref]bool{},
+		sets: run.sets, mender: r.Mender, mover: r.Mover, books: r.Transfers, batch: run.options.Batch, guard: r.Guard, trail: r.Trail,
+		options: *o.Repair, report: report, deficit: map[Ref]bool{},
 	}
 	if p.repair(ctx); !p.tried {
 		return report, nil
@@ -137,7 +150,10 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	if cancelled(ctx) {
 		return p.cutOff(), nil
 	}
-	o.also, o.Checkpoint, o.Resume = run.sets.targets, nil, nil
+	o.Checkpoint, o.Resume = nil, nil
+	if run.sets != nil {
+		o.also = run.sets.targets
+	}
 	after, err := r.read(ctx, checks, o)
 	if err != nil {
 		return nil, err
@@ -239,7 +255,7 @@ func newRun(r *Reconciler, checks []Check, o Options) *run {
 	started := &run{
 		source: r, reader: reader{
 			registry: r.Registry, stocks: r.Stocks, orders: r.Orders, needs: union(checks),
-			batch: o.Batch, tries: o.Tries,
+			batch: o.Batch, tries: o.Tries, transfers: r.Transfers, stuckAfter: orDefault(o.StuckAfter, defaultStuckAfter),
 		},
 		checks: checks, options: o, report: newReport(checks, time.Now()),
 		latest: map[reservation.Scope]*scopeReading{}, moved: map[reservation.Scope]bool{},
@@ -278,6 +294,7 @@ func (r *run) oneRound(ctx context.Context) error {
 		return nil
 	}
 	r.skus = skus
+	r.readTransfers(ctx)
 	readings, asked := r.prepare(skus)
 	if r.round == 1 && asked == 0 && !r.options.Filter.empty() {
 		return ErrNoScope

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seckill/reconciler/reservation"
+	"github.com/seckill/reconciler/transfer"
 )
 
 // Mender changes Redis, each time by a script that is keyed, idempotent and
@@ -108,6 +109,9 @@ type RepairOptions struct {
 	Approve func(planned int) bool
 	Max     int // repairs of one run; 0: no limit
 	Policy  reservation.Policy
+	// FillDeficit gives a bucket that has no unit left for its orders the units of
+	// other buckets, by a transfer.
+	FillDeficit bool
 }
 
 // steps are the automatic repairs in the order of protocol §5: finish what is
@@ -116,6 +120,7 @@ var steps = [][]string{
 	{CheckReleaseWithoutClaim},
 	{CheckStatusBehind, CheckOrderAfterReleasePending},
 	{CheckLostReservation, CheckDeficit},
+	{CheckStuckTransfer},
 	{CheckUserMarkerMismatch, CheckUnindexedReservation, CheckLeftoverMember},
 }
 
@@ -132,6 +137,9 @@ func keyOf(f Finding) findingKey { return findingKey{f.Check, f.Scope.Reservatio
 type repairer struct {
 	sets    *sets
 	mender  Mender
+	mover   Mover
+	books   *transfer.Reader
+	batch   int
 	guard   Guard
 	trail   Trail
 	options RepairOptions
@@ -161,13 +169,17 @@ func (p *repairer) repair(ctx context.Context) {
 	}
 	planned, unlock := p.lock(ctx, planned)
 	defer unlock()
-	for _, step := range planned {
-		for page := range slices.Chunk(step, p.sets.run.options.Batch) {
+	for i, step := range planned {
+		for page := range slices.Chunk(step, p.batch) {
 			if ctx.Err() != nil {
 				return
 			}
 			p.tried = true
-			p.page(ctx, page)
+			if slices.Contains(steps[i], CheckStuckTransfer) {
+				p.finishTransfers(ctx, page)
+			} else {
+				p.page(ctx, page)
+			}
 		}
 	}
 }
@@ -212,7 +224,7 @@ func (p *repairer) plan(ctx context.Context) [][]*item {
 	for i, checks := range steps {
 		for j := range p.report.Findings {
 			f := &p.report.Findings[j]
-			query, known := p.sets.queries[keyOf(*f)]
+			query, known := p.repairable(*f)
 			if !known || f.Repair.Kind != RepairAutomatic || !slices.Contains(checks, f.Check) {
 				continue
 			}
@@ -222,7 +234,7 @@ func (p *repairer) plan(ctx context.Context) [][]*item {
 				f.skip("which scopes are held is not known: " + oneLine(err.Error()))
 			case held[s]:
 				f.skip("a person holds the scope")
-			case p.sets.targets[s].failed():
+			case p.incomplete(*f):
 				f.skip("the evidence of the scope is incomplete")
 			case p.options.Max > 0 && n >= p.options.Max:
 				f.skip("beyond the most repairs of one run")
@@ -272,28 +284,31 @@ func (p *repairer) page(ctx context.Context, items []*item) {
 	if len(items) == 0 {
 		return
 	}
-	if err := p.trail.NoteRepairs(ctx, p.notes(RepairStarted, items)); err != nil {
-		for _, i := range items {
-			i.finding.skip("the audit trail takes no entry: " + oneLine(err.Error()))
+	p.noted(ctx, items, func(ctx context.Context) {
+		for i, v := range p.sets.views(ctx, queriesOf(p.carry(ctx, items))) {
+			if v != nil {
+				items[i].finding.Repair.After = v.values()
+			}
 		}
-		return
-	}
-	p.carryOut(ctx, items)
+	})
 }
 
 // pageLimit bounds a page of repairs once it is begun: it is ended also when
 // the run is told to stop or its time is over.
 const pageLimit = 30 * time.Second
 
-// carryOut repairs the items, reads them again and notes what became of them.
-func (p *repairer) carryOut(ctx context.Context, items []*item) {
+// noted carries repairs out between their two entries in the audit trail.
+// Without the first nothing is changed.
+func (p *repairer) noted(ctx context.Context, items []*item, carryOut func(context.Context)) {
+	if err := p.trail.NoteRepairs(ctx, p.notes(RepairStarted, items)); err != nil {
+		for _, i := range items {
+			i.finding.skip("the audit trail takes no entry: " + oneLine(err.Error()))
+		}
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pageLimit)
 	defer cancel()
-	for i, v := range p.sets.views(ctx, queriesOf(p.carry(ctx, items))) {
-		if v != nil {
-			items[i].finding.Repair.After = v.values()
-		}
-	}
+	carryOut(ctx)
 	if err := p.trail.NoteRepairs(ctx, p.notes(RepairEnded, items)); err != nil {
 		p.gaps = append(p.gaps, Incomplete{
 			Source: SourcePostgres, Reason: fmt.Sprintf("how %d repairs ended is not in the audit trail: %s", len(items), oneLine(err.Error())),
@@ -484,7 +499,7 @@ func (p *repairer) restore(ctx context.Context, items []*item) {
 	if len(requests) == 0 {
 		return
 	}
-	for k, reply := range p.mender.RestoreOrders(ctx, requests) {
+	for k, reply := range p.restoreOrders(ctx, requests) {
 		f := chosen[k].finding
 		switch {
 		case reply.Err != nil:

@@ -19,6 +19,7 @@ import (
 	"github.com/seckill/reconciler/lua"
 	"github.com/seckill/reconciler/reconcile"
 	"github.com/seckill/reconciler/reservation"
+	"github.com/seckill/reconciler/transfer"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -33,7 +34,7 @@ type sale struct {
 	orders *pgstore.Store
 	db     *pgxpool.Pool // as the superuser
 	users  int
-	inTurn bool // buckets in turn and not by the users' hashes: the same numbers in every run
+	inTurn bool            // buckets in turn and not by the users' hashes: the same numbers in every run
 	nodes  reconcile.Nodes // nil: the settings of Redis are not looked at
 }
 
@@ -268,10 +269,13 @@ func (s *sale) options() reconcile.Options {
 }
 
 func (s *sale) reconciler() *reconcile.Reconciler {
-	return &reconcile.Reconciler{
+	r := &reconcile.Reconciler{
 		Registry: s.orders, Stocks: s.stocks, Orders: s.orders, Members: s.stocks, Claims: s.orders, Mender: s.stocks,
 		Guard: pgstore.RepairGuard{Store: s.orders, Sighted: s.stocks.Sighting}, Trail: s.orders, Nodes: s.nodes,
+		Transfers: &transfer.Reader{Journal: s.orders, Stocks: s.stocks},
 	}
+	r.Mover = s.filler(r)
+	return r
 }
 
 func (s *sale) run(o reconcile.Options) *reconcile.Report {

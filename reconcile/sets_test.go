@@ -103,7 +103,8 @@ func (s *sale) deep() reconcile.Options {
 
 // faultCase injects one fault into a settled sale.
 type faultCase struct {
-	fault func(s *sale, all []booking) (subject string)
+	fault   func(s *sale, all []booking) (subject string)
+	buckets int64 // of the sale; 0 means 1
 	also  []string // findings that the fault brings about besides, as "check"
 	// incomplete says that what is left cannot be compared.
 	incomplete bool
@@ -183,6 +184,25 @@ var faults = map[string]faultCase{
 	reconcile.CheckAllocationMismatch: {
 		fault: func(s *sale, _ []booking) string { s.allocate(7); return s.scopes[0].Tag() },
 		heal:  func(s *sale, _ []booking) { s.allocate(-7) },
+	},
+	reconcile.CheckStuckTransfer: {
+		buckets: 2,
+		fault: func(s *sale, _ []booking) string {
+			row := s.plan(0, 1, 5)
+			s.out(row)
+			s.aged(row)
+			return s.scopes[0].Tag()
+		},
+		repaired: true,
+	},
+	reconcile.CheckTransferConflict: {
+		buckets: 2,
+		fault: func(s *sale, _ []booking) string {
+			s.out(s.plan(0, 1, 5))
+			s.allocate(7)
+			return s.scopes[0].Tag()
+		},
+		heal: func(s *sale, _ []booking) { s.allocate(-7) },
 	},
 	reconcile.CheckCountDrift: {
 		fault: func(s *sale, _ []booking) string { s.leak(s.scopes[0], 2); return s.scopes[0].Tag() },
@@ -437,7 +457,7 @@ func TestChecks(t *testing.T) {
 			if !there {
 				t.Fatal("no fault is injected for this check")
 			}
-			s := one(t, 1)
+			s := one(t, max(c.buckets, 1))
 			all := settled(t, s)
 			clean(t, s, "before the fault")
 			subject := c.fault(s, all)
