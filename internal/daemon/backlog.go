@@ -26,7 +26,7 @@ func (d *Daemon) watchBacklog(ctx context.Context) (schedule.Result, error) {
 		}
 	}
 	var errs []error
-	var pending, due int64
+	var pending, pendingDue, due int64
 	var pendingAge, dueAge time.Duration
 	for _, b := range d.Redis.Backlogs(ctx, scopes) {
 		if b.Err != nil {
@@ -34,11 +34,14 @@ func (d *Daemon) watchBacklog(ctx context.Context) (schedule.Result, error) {
 			continue
 		}
 		pending += b.Pending
+		pendingDue += b.PendingDue
 		due += b.ExpiryDue
 		pendingAge, dueAge = max(pendingAge, b.PendingAge), max(dueAge, b.ExpiryAge)
 	}
 	d.metrics.SetSendPending(pending, pendingAge)
 	d.metrics.SetReservationExpired(due, dueAge)
+	d.metrics.SetBacklog(JobScanner, int(pendingDue), pendingAge)
+	d.metrics.SetBacklog(JobFencer, int(due), dueAge)
 	halted, err := d.haltedScopes(ctx, len(scopes))
 	errs = append(errs, err)
 	d.metrics.SetHalted(JobCompensator, halted)

@@ -64,6 +64,7 @@ type Daemon struct {
 	fencer      *fencer.Fencer
 	compensator *compensator.Compensator
 	refencer    *fencer.Refencer
+	watcher     *watcher
 	gate        *fencer.Gate
 }
 
@@ -119,6 +120,9 @@ func Open(ctx context.Context, o Options) (_ *Daemon, err error) {
 		return nil, err
 	}
 	d.assemble()
+	if err = d.openWatcher(ctx); err != nil {
+		return nil, err
+	}
 	return d, nil
 }
 
@@ -147,7 +151,8 @@ func (d *Daemon) openRocketMQ() (err error) {
 func (d *Daemon) assemble() {
 	actor := &pass.Actor{Effects: d.Redis, Observe: d.observes}
 	known := &identity{postgres: d.Postgres, redis: d.Redis, observes: d.observes, log: d.log}
-	claims := claims{Store: d.Postgres, identity: known}
+	claims := claims{Store: d.Postgres, identity: known, metrics: d.metrics}
+	pages := pages{d.Redis, d.metrics}
 	d.setPolicy(d.cfg)
 	policy := func() reservation.Policy { return *d.policies.Load() }
 	live := scopes{d.Postgres, d.Redis, known}
@@ -156,19 +161,19 @@ func (d *Daemon) assemble() {
 		Effects: d.Redis, Sender: messageSender{d.sender}, Actor: actor, RefusalsKept: policy().EscalateAfter,
 	}
 	d.scanner = &scanner.Scanner{
-		Actor: actor, Claims: claims, Dispatch: d.dispatch, Pager: d.Redis, Scopes: live, Tasks: d.Postgres,
+		Actor: actor, Claims: claims, Dispatch: d.dispatch, Pager: pages, Scopes: live, Tasks: d.Postgres,
 		Policy: policy, Limits: limits(d.cfg.Scanner.Pass),
 	}
 	d.compensator = &compensator.Compensator{
-		Actor: actor, Claims: claims, Gate: d.gate, Events: d.Redis, Pager: d.Redis, Scopes: live, Tasks: d.Postgres,
+		Actor: actor, Claims: claims, Gate: d.gate, Events: d.Redis, Pager: pages, Scopes: live, Tasks: d.Postgres,
 		Policy: policy, Limits: limits(d.cfg.Compensator.Pass),
 	}
 	d.refencer = &fencer.Refencer{
 		Observe: d.observes, Claims: claims, Changed: claims, Released: d.Redis, Scopes: live, Tasks: d.Postgres,
 	}
 	d.fencer = &fencer.Fencer{
-		Actor: actor, Claims: claims, Messages: d.Evidence, Settler: d.compensator, Resender: d.dispatch,
-		Pager: d.Redis, Scopes: live, Tasks: d.Postgres, Policy: policy, Limits: limits(d.cfg.Fencer.Pass),
+		Actor: actor, Claims: claims, Messages: messages{d.Evidence, d.metrics}, Settler: d.compensator, Resender: d.dispatch,
+		Pager: pages, Scopes: live, Tasks: d.Postgres, Policy: policy, Limits: limits(d.cfg.Fencer.Pass),
 	}
 }
 
@@ -188,6 +193,7 @@ func (d *Daemon) Close(ctx context.Context) {
 	if d.clients != nil {
 		errs = append(errs, d.clients.Close())
 	}
+	errs = append(errs, d.watcher.close())
 	if d.Postgres != nil {
 		d.Postgres.Close()
 	}

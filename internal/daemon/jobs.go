@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seckill/reconciler/internal/admin"
+	"github.com/seckill/reconciler/internal/observe"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/schedule"
 )
@@ -139,6 +140,8 @@ func (r recorders) JobSkipped(job string, reason error) {
 
 // leaseState is what /readyz tells of the lease.
 type leaseState struct {
+	metrics *observe.Metrics
+
 	mu    sync.Mutex
 	state admin.LeaseState
 	since time.Time
@@ -148,6 +151,7 @@ func (l *leaseState) set(state admin.LeaseState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.state, l.since = state, time.Now()
+	l.metrics.SetLease(state == admin.LeaseHeld, state == admin.LeaseLost)
 }
 
 func (l *leaseState) get() admin.Lease {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seckill/reconciler/fencer"
+	"github.com/seckill/reconciler/internal/observe"
 	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/redisstore"
@@ -85,6 +86,7 @@ func (s stock) Reserved(ctx context.Context, scopes []reservation.Scope) []fence
 type claims struct {
 	*pgstore.Store
 	identity *identity
+	metrics  *observe.Metrics
 }
 
 // ReadyToRelease is part of [fencer.ClaimStore].

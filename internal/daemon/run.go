@@ -17,7 +17,7 @@ import (
 // Names of the jobs that watch and change nothing.
 const (
 	JobBacklog = "backlog" // how much waits, for the metrics
-	JobProbe   = "probe"   // which brokers and queues there are
+	JobProbe   = "probe"   // how the services are, for the metrics
 )
 
 // JobNames lists every job that a running daemon has.
@@ -51,7 +51,7 @@ func (d *Daemon) leaseOptions(wait bool) pgstore.LeaseOptions {
 // running passes are told to end and waited for. The HTTP server answers all
 // the while.
 func (d *Daemon) Run(ctx context.Context) error {
-	state := &leaseState{}
+	state := &leaseState{metrics: d.metrics}
 	state.set(admin.LeaseWaiting)
 	stopping := context.AfterFunc(ctx, func() { d.supervisor.Stopping(d.stopLimit()) })
 	defer stopping()
@@ -169,7 +169,7 @@ func (d *Daemon) addJobs(s *schedule.Scheduler) error {
 	if err := s.Add(schedule.Job{Name: JobBacklog, Schedule: "@every " + backlogInterval.String(), Limit: backlogInterval, Run: d.watchBacklog}); err != nil {
 		return err
 	}
-	return s.Add(schedule.Job{Name: JobProbe, Schedule: "@every " + probeInterval.String(), Limit: probeInterval, Run: d.probe})
+	return s.Add(schedule.Job{Name: JobProbe, Schedule: "@every " + probeInterval.String(), Limit: probeInterval, Run: d.sample})
 }
 
 // hardLimit is when a pass is cut off that does not end by itself: a pass

@@ -156,11 +156,11 @@ var keyMetrics = []metric{
 
 // Keys are the biggest keys of the live scopes.
 type Keys struct {
-	MaxFields                            int64
-	Skew                                 float64
-	Pending, Expiry                      int64 // members
-	ShardBytes, PendingBytes, IndexBytes int64
-	HottestRate                          float64 // requests per second
+	MaxFields                             int64
+	Skew                                  float64
+	Pending, Expiry                       int64 // members
+	ShardBytes, PendingBytes, ExpiryBytes int64
+	HottestRate                           float64 // requests per second
 }
 
 // SetKeys shows how big the keys have grown.
@@ -172,7 +172,7 @@ func (m *Metrics) SetKeys(k Keys) {
 	s.set("index_max_members", float64(k.Expiry), "reservation_expiry")
 	s.set("big_key_max_bytes", float64(k.ShardBytes), "req")
 	s.set("big_key_max_bytes", float64(k.PendingBytes), "send_pending")
-	s.set("big_key_max_bytes", float64(k.IndexBytes), "reservation_expiry")
+	s.set("big_key_max_bytes", float64(k.ExpiryBytes), "reservation_expiry")
 	s.set("hottest_scope_requests_per_second", k.HottestRate)
 	m.board.show(groupKeys, s)
 }

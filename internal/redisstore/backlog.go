@@ -16,6 +16,7 @@ import (
 type Backlog struct {
 	Scope      reservation.Scope
 	Pending    int64         // members of send_pending, due or not
+	PendingDue int64         // those of them that are due
 	PendingAge time.Duration // how long the oldest of them has been due
 	ExpiryDue  int64         // members of reservation_expiry whose check is due
 	ExpiryAge  time.Duration // how long the oldest of them has been due
@@ -30,7 +31,7 @@ func (s *Store) Backlogs(ctx context.Context, scopes []reservation.Scope) []Back
 	}
 	s.readTimes(ctx, replies)
 	type commands struct {
-		pending, due                *redis.IntCmd
+		pending, pendingDue, due    *redis.IntCmd
 		oldestPending, oldestExpiry *redis.ZSliceCmd
 	}
 	pipe := s.reading.Pipeline()
@@ -39,6 +40,7 @@ func (s *Store) Backlogs(ctx context.Context, scopes []reservation.Scope) []Back
 		pendingKey, expiryKey := scope.IndexKey(reservation.SendPending), scope.IndexKey(reservation.ReservationExpiry)
 		cmds[i] = commands{
 			pending:       pipe.ZCard(ctx, pendingKey),
+			pendingDue:    pipe.ZCount(ctx, pendingKey, "-inf", strconv.FormatInt(replies[i].NowMS, 10)),
 			due:           pipe.ZCount(ctx, expiryKey, "-inf", strconv.FormatInt(replies[i].NowMS, 10)),
 			oldestPending: pipe.ZRangeWithScores(ctx, pendingKey, 0, 0),
 			oldestExpiry:  pipe.ZRangeWithScores(ctx, expiryKey, 0, 0),
@@ -51,8 +53,8 @@ func (s *Store) Backlogs(ctx context.Context, scopes []reservation.Scope) []Back
 	}
 	backlogs := make([]Backlog, len(scopes))
 	for i, scope := range scopes {
-		b := Backlog{Scope: scope, Pending: cmds[i].pending.Val(), ExpiryDue: cmds[i].due.Val(), Err: replies[i].Err}
-		for _, cmd := range []redis.Cmder{cmds[i].pending, cmds[i].due, cmds[i].oldestPending, cmds[i].oldestExpiry} {
+		b := Backlog{Scope: scope, Pending: cmds[i].pending.Val(), PendingDue: cmds[i].pendingDue.Val(), ExpiryDue: cmds[i].due.Val(), Err: replies[i].Err}
+		for _, cmd := range []redis.Cmder{cmds[i].pending, cmds[i].pendingDue, cmds[i].due, cmds[i].oldestPending, cmds[i].oldestExpiry} {
 			if b.Err == nil && cmd.Err() != nil {
 				b.Err = fmt.Errorf("measure the backlog of %s: %w", scope, cmd.Err())
 			}
