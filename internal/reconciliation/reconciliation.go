@@ -55,6 +55,8 @@ type Request struct {
 	// LockRepairs takes the locks of repairs at the start. Otherwise they are
 	// taken once something is to be repaired, without a wait.
 	LockRepairs bool
+	// NoStore keeps the run out of PostgreSQL and its archive; no tasks either.
+	NoStore bool
 	// Tasks opens tasks for what is found and resolves those that are over, in
 	// the name of Actor.
 	Tasks bool
@@ -108,16 +110,32 @@ func (r *Runner) Run(ctx context.Context, q Request) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	if err := r.begin(ctx, q, &o); err != nil {
-		return Outcome{}, err
+	// What cannot be stored is compared all the same.
+	var out Outcome
+	if !q.NoStore {
+		out.NotStored = r.begin(ctx, q, &o)
 	}
-	report, err := r.reconcile(ctx, o)
+	if errors.Is(out.NotStored, ErrNothingToResume) {
+		return Outcome{}, out.NotStored
+	}
+	stored := !q.NoStore && out.NotStored == nil
+	report, err := r.reconcile(ctx, o, stored)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeLimit)
 	defer cancel()
-	if err != nil {
-		return Outcome{}, errors.Join(err, r.fail(ctx, o.RunID, err.Error()))
+	if err != nil && stored {
+		err = errors.Join(err, r.fail(ctx, o.RunID, err.Error()))
 	}
-	out := Outcome{Report: report}
+	if err != nil {
+		return Outcome{}, err
+	}
+	out.Report = report
+	if q.NoStore {
+		return out, nil
+	}
+	if !stored {
+		out.NotStored = errors.Join(out.NotStored, r.archive(report))
+		return out, nil
+	}
 	if out.NotStored = r.keep(ctx, report); out.NotStored == nil && q.Tasks {
 		out.NotStored = r.tasks(ctx, q, began, &out)
 	}
@@ -191,8 +209,11 @@ func (r *Runner) begin(ctx context.Context, q Request, o *reconcile.Options) err
 	})
 }
 
-// reconcile makes the run, and gives signs of life meanwhile.
-func (r *Runner) reconcile(ctx context.Context, o reconcile.Options) (*reconcile.Report, error) {
+// reconcile makes the run, and gives signs of life meanwhile if it is stored.
+func (r *Runner) reconcile(ctx context.Context, o reconcile.Options, stored bool) (*reconcile.Report, error) {
+	if !stored {
+		return r.Reconciler.Run(ctx, o)
+	}
 	note := func(ctx context.Context, progress any) {
 		if err := r.Store.RecordRunProgress(ctx, o.RunID, progress); err != nil && ctx.Err() == nil {
 			r.Log.Debug("how far a reconciliation got was not noted", "run_id", o.RunID, "error", err)
@@ -226,11 +247,14 @@ func (r *Runner) keep(ctx context.Context, report *reconcile.Report) error {
 	if report.Resumable() {
 		return r.fail(ctx, report.RunID, "it was told to stop; continue it with --resume")
 	}
-	err := r.Store.FinishRun(ctx, report)
-	if r.Archive != nil {
-		err = errors.Join(err, r.Archive(report))
+	return errors.Join(r.Store.FinishRun(ctx, report), r.archive(report))
+}
+
+func (r *Runner) archive(report *reconcile.Report) error {
+	if r.Archive == nil {
+		return nil
 	}
-	return err
+	return r.Archive(report)
 }
 
 func (r *Runner) fail(ctx context.Context, id, reason string) error {
