@@ -86,3 +86,10 @@ func runMarks(ctx context.Context, b *lua.Batch, marks []mark) error {
 	}
 	return errors.Join(errs...)
 }
+
+// Position is the mq_position of a message that the broker acknowledged, as
+// RocketMQ's producers reply it. With it the daemon finds the message without a
+// search.
+func Position(broker string, queueID int, queueOffset int64, offsetMessageID string) string {
+	return fmt.Sprintf("%s,%d,%d,%s", broker, queueID, queueOffset, offsetMessageID)
+}
