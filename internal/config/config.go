@@ -41,6 +41,12 @@ const (
 	ProtocolPop      = "pop"
 )
 
+// The values of transfer.fill_deficit.
+const (
+	FillOff  = "off"
+	FillAuto = "auto"
+)
+
 // The values of reconcile.repair.
 const (
 	RepairOff  = "off"
@@ -73,6 +79,12 @@ type Config struct {
 
 	// Gives stock back, once.
 	Compensator Compensator `koanf:"compensator"`
+
+	// Moves units between the buckets of a version, to the end of each transfer.
+	Transfer Transfer `koanf:"transfer"`
+
+	// Gives sold-out buckets what others have left.
+	Rebalance Rebalance `koanf:"rebalance"`
 
 	// Compares both sides.
 	Reconcile Reconcile `koanf:"reconcile"`
@@ -299,6 +311,44 @@ type Compensator struct {
 	Pass `koanf:",squash"`
 }
 
+// Transfer is how transfers are driven (protocol §4).
+type Transfer struct {
+	// Pause between the starts of two passes. A pass looks at every transfer of
+	// the versions that are within their retention.
+	Every time.Duration `koanf:"every"`
+	// Longest time of one pass.
+	PassLimit time.Duration `koanf:"pass_limit"`
+	// For how long the units that left one bucket and those that came into the
+	// other may differ before reconciliation reports stuck_transfer.
+	StuckAfter time.Duration `koanf:"stuck_after"`
+	// What becomes of an order for which its bucket has no unit left, while other
+	// buckets have some. auto: a repair moves a unit. off: it waits until one comes
+	// free in its bucket.
+	FillDeficit string `koanf:"fill_deficit" oneof:"off auto"`
+}
+
+// Rebalance is how sold-out buckets that are still asked for get units.
+type Rebalance struct {
+	// Whether the daemon does it. `reconciler rebalance --plan` shows what it would
+	// do, --apply does it once.
+	Enabled bool `koanf:"enabled"`
+	// Pause between two looks at the running versions. What a bucket was asked for
+	// in between is its demand.
+	Every time.Duration `koanf:"every"`
+	// Units that a bucket keeps at least. It keeps as many as it was asked for
+	// between two looks in any case.
+	Keep int64 `koanf:"keep"`
+	// Percent of what it has above that which a bucket gives at a time. What is
+	// left is given the next time, if it still is not asked for.
+	SharePercent int64 `koanf:"share_percent"`
+	// Least units that a bucket gets at a time.
+	MinUnits int64 `koanf:"min_units"`
+	// Most units that are moved in one version at a time.
+	MaxUnits int64 `koanf:"max_units"`
+	// A bucket that took part in a transfer is left alone for so long.
+	CoolDown time.Duration `koanf:"cool_down"`
+}
+
 // Reconcile is how both sides are compared (protocol §5).
 type Reconcile struct {
 	// Pause between two rounds. A finding counts only if it is the same in a
@@ -493,6 +543,12 @@ func Default() Config {
 		},
 		Compensator: Compensator{
 			Pass: Pass{Every: time.Second, Batch: 256, PassLimit: 10 * time.Second, PassItems: 50_000},
+		},
+		Transfer: Transfer{
+			Every: 2 * time.Second, PassLimit: 10 * time.Second, StuckAfter: time.Minute, FillDeficit: FillAuto,
+		},
+		Rebalance: Rebalance{
+			Every: 10 * time.Second, SharePercent: 50, MinUnits: 1, MaxUnits: 1000, CoolDown: 20 * time.Second,
 		},
 		Reconcile: Reconcile{
 			Settle: 5 * time.Second, Batch: 1000, Rate: 20_000,

@@ -46,6 +46,8 @@ func (c Config) Validate() error {
 	k.rocketmq(c.RocketMQ)
 	k.workers(c)
 	k.purge(c)
+	k.transfer(c.Transfer)
+	k.rebalance(c.Rebalance)
 	k.reconcile(c.Reconcile)
 	k.webhook(c.Notify.Webhook)
 	k.admin(c.Admin)
@@ -206,6 +208,31 @@ func (k *checker) workers(c Config) {
 		k.failf("fencer.max_release.min", "%d is negative", m.Min)
 	}
 	k.positive("fencer.max_release.window", m.Window)
+}
+
+func (k *checker) transfer(t Transfer) {
+	k.interval("transfer.every", t.Every)
+	k.positive("transfer.pass_limit", t.PassLimit)
+	k.positive("transfer.stuck_after", t.StuckAfter)
+}
+
+func (k *checker) rebalance(r Rebalance) {
+	k.interval("rebalance.every", r.Every)
+	if r.Keep < 0 {
+		k.failf("rebalance.keep", "%d is below 0", r.Keep)
+	}
+	if r.SharePercent < 1 || r.SharePercent > 100 {
+		k.failf("rebalance.share_percent", "%d is not from 1 to 100", r.SharePercent)
+	}
+	if r.MinUnits < 1 {
+		k.failf("rebalance.min_units", "%d is below 1", r.MinUnits)
+	}
+	if r.MaxUnits < r.MinUnits {
+		k.failf("rebalance.max_units", "%d is below rebalance.min_units %d", r.MaxUnits, r.MinUnits)
+	}
+	if r.CoolDown < 0 {
+		k.failf("rebalance.cool_down", "%s is below 0", formatDuration(r.CoolDown))
+	}
 }
 
 func (k *checker) reconcile(r Reconcile) {
