@@ -14,6 +14,7 @@ import (
 
 	"github.com/seckill/reconciler/internal/daemon"
 	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/view"
 )
 
 // jobNames are the jobs of the daemon.
@@ -26,33 +27,6 @@ daemon. A run by hand is made by the daemon that holds the lease.`,
 		newJobList(a), newJobPause(a), newJobResume(a), newJobRun(a))
 	cmd.Example = "  reconciler job list"
 	return cmd
-}
-
-// jobView is a job in JSON.
-type jobView struct {
-	Name           string          `json:"name"`
-	Paused         bool            `json:"paused"`
-	PausedBy       string          `json:"paused_by"`
-	RunRequestedAt *time.Time      `json:"run_requested_at"`
-	RunRequestedBy string          `json:"run_requested_by"`
-	LastStartedAt  *time.Time      `json:"last_started_at"`
-	LastFinishedAt *time.Time      `json:"last_finished_at"`
-	LastSuccessAt  *time.Time      `json:"last_success_at"`
-	LastResult     json.RawMessage `json:"last_result"`
-	LastError      string          `json:"last_error"`
-}
-
-func viewJob(j pgstore.Job) jobView {
-	v := jobView{
-		Name: j.Name, Paused: j.Paused, PausedBy: j.PausedBy,
-		RunRequestedAt: orNull(j.RunRequestedAt), RunRequestedBy: j.RunRequestedBy,
-		LastStartedAt: orNull(j.LastStartedAt), LastFinishedAt: orNull(j.LastFinishedAt),
-		LastSuccessAt: orNull(j.LastSuccessAt), LastResult: j.LastResult, LastError: j.LastError,
-	}
-	if len(v.LastResult) == 0 {
-		v.LastResult = json.RawMessage("null")
-	}
-	return v
 }
 
 // listJobs lists every job, also one that has never run.
@@ -91,15 +65,15 @@ func newJobList(a *app) *cobra.Command {
 }
 
 func printJobs(out *result, jobs []pgstore.Job) error {
-	views := make([]jobView, 0, len(jobs))
+	views := make([]view.Job, 0, len(jobs))
 	rows := make([]table.Row, 0, len(jobs))
 	for _, j := range jobs {
-		views = append(views, viewJob(j))
+		views = append(views, view.OfJob(j))
 		rows = append(rows, table.Row{j.Name, jobState(j), stamp(j.LastFinishedAt), stamp(j.LastSuccessAt), counts(j.LastResult), orDash(firstLine(j.LastError))})
 	}
 	return out.print(struct {
-		Schema int       `json:"schema"`
-		Jobs   []jobView `json:"jobs"`
+		Schema int        `json:"schema"`
+		Jobs   []view.Job `json:"jobs"`
 	}{1, views}, func() error {
 		return out.table("no jobs", table.Row{"JOB", "STATE", "LAST RUN", "LAST SUCCESS", "RESULT", "ERROR"}, rows)
 	})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seckill/reconciler/internal/devstack/stacktest"
 	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/view"
 )
 
 // runningDaemon holds the lease as a daemon does and answers requests for runs
@@ -84,7 +85,7 @@ func TestJobRun(t *testing.T) {
 				}
 				return
 			}
-			var got struct{ Jobs []jobView }
+			var got struct{ Jobs []view.Job }
 			wantJSON(t, stdout, &got)
 			if len(got.Jobs) != 1 || got.Jobs[0].Name != "scanner" {
 				t.Fatalf("got %s", stdout)

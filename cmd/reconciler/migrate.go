@@ -10,6 +10,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/seckill/reconciler/internal/view"
 	"github.com/seckill/reconciler/migrations"
 )
 
@@ -102,7 +103,7 @@ func printSteps(out *result, none string, steps []migrations.Migration) error {
 	return out.print(struct {
 		Schema int                    `json:"schema"`
 		Steps  []migrations.Migration `json:"steps"`
-	}{1, nonNil(steps)}, func() error {
+	}{1, view.NonNil(steps)}, func() error {
 		return out.table(none, table.Row{"SCHEMA", "VERSION", "NAME", "APPLIED", "AT"}, rows)
 	})
 }
@@ -135,7 +136,7 @@ It replaces the view in force in one transaction, or changes nothing.`,
 		return out.print(struct {
 			Schema   int      `json:"schema"`
 			Problems []string `json:"problems"`
-		}{1, nonNil(installed.Problems)}, func() error {
+		}{1, view.NonNil(installed.Problems)}, func() error {
 			if err := out.line("the view order_evidence is installed"); err != nil {
 				return err
 			}

@@ -10,6 +10,8 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
+
+	"github.com/seckill/reconciler/internal/view"
 )
 
 // choice is a flag that is one of a few words.
@@ -108,18 +110,5 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// nonNil makes JSON say [] rather than null.
-func nonNil[T any](s []T) []T {
-	if s == nil {
-		return []T{}
-	}
-	return s
-}
-
-// orNull makes JSON say null for a time that never was.
-func orNull(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
-}
+// orNull is [view.OrNull].
+func orNull(t time.Time) *time.Time { return view.OrNull(t) }

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/view"
 	"github.com/seckill/reconciler/reservation"
 )
 
@@ -88,41 +88,6 @@ func (s *selector) find(ctx context.Context, store *pgstore.Store) ([]reservatio
 	return scopes, nil
 }
 
-// scopeView is a registered scope in JSON.
-type scopeView struct {
-	ActivityID      string     `json:"activity_id"`
-	SKUID           string     `json:"sku_id"`
-	ActivityVersion int64      `json:"activity_version"`
-	BucketID        int64      `json:"bucket_id"`
-	State           string     `json:"state"` // as the registry has it
-	Initial         int64      `json:"initial"`
-	Total           int64      `json:"total"`   // of the whole version
-	Buckets         int64      `json:"buckets"` // of the whole version
-	StartsAt        time.Time  `json:"starts_at"`
-	EndsAt          time.Time  `json:"ends_at"`
-	RetentionUntil  time.Time  `json:"retention_until"`
-	ConfirmedAt     *time.Time `json:"confirmed_at"`
-	Hold            *holdView  `json:"hold"`
-}
-
-type holdView struct {
-	By     string    `json:"by"`
-	Reason string    `json:"reason"`
-	At     time.Time `json:"at"`
-}
-
-func viewScope(r pgstore.RegisteredScope) scopeView {
-	v := scopeView{
-		ActivityID: r.Scope.ActivityID, SKUID: r.Scope.SKUID, ActivityVersion: r.Scope.Version, BucketID: r.Scope.Bucket,
-		State: string(r.State), Initial: r.Initial, Total: r.Total, Buckets: r.Buckets,
-		StartsAt: r.StartsAt, EndsAt: r.EndsAt, RetentionUntil: r.RetentionUntil, ConfirmedAt: orNull(r.ConfirmedAt),
-	}
-	if r.Hold != nil {
-		v.Hold = &holdView{By: r.Hold.By, Reason: r.Hold.Reason, At: r.Hold.At}
-	}
-	return v
-}
-
 func newScopeList(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -150,10 +115,10 @@ func printScopes(ctx context.Context, store *pgstore.Store, out *result, filter 
 	if err != nil {
 		return err
 	}
-	views := make([]scopeView, 0, len(scopes))
+	views := make([]view.Scope, 0, len(scopes))
 	rows := make([]table.Row, 0, len(scopes))
 	for _, r := range scopes {
-		views = append(views, viewScope(r))
+		views = append(views, view.OfScope(r))
 		held := "-"
 		if r.Hold != nil {
 			held = "by " + r.Hold.By
@@ -162,8 +127,8 @@ func printScopes(ctx context.Context, store *pgstore.Store, out *result, filter 
 		rows = append(rows, table.Row{s.ActivityID, s.SKUID, s.Version, s.Bucket, r.State, r.Initial, stamp(r.StartsAt), stamp(r.EndsAt), stamp(r.RetentionUntil), held})
 	}
 	return out.print(struct {
-		Schema int         `json:"schema"`
-		Scopes []scopeView `json:"scopes"`
+		Schema int          `json:"schema"`
+		Scopes []view.Scope `json:"scopes"`
 	}{1, views}, func() error {
 		return out.table("no scopes", table.Row{"ACTIVITY", "SKU", "VERSION", "BUCKET", "STATE", "INITIAL", "STARTS", "ENDS", "RETAINED UNTIL", "HELD"}, rows)
 	})

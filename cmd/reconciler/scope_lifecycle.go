@@ -11,6 +11,7 @@ import (
 	"github.com/seckill/reconciler/internal/lifecycle"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/redisstore"
+	"github.com/seckill/reconciler/internal/view"
 	"github.com/seckill/reconciler/lua"
 	"github.com/seckill/reconciler/reservation"
 )
@@ -133,24 +134,6 @@ func scopeMove(a *app, target lua.State, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// scopeLive is a scope with its numbers in Redis.
-type scopeLive struct {
-	scopeView
-	Redis *scopeNumbers `json:"redis"` // null: see error
-	Error string        `json:"error,omitempty"`
-}
-
-// scopeNumbers are the live numbers of a scope.
-type scopeNumbers struct {
-	State             string `json:"state"`
-	Initial           int64  `json:"initial"`
-	Available         int64  `json:"available"`
-	Reserved          int64  `json:"reserved"`
-	ReleasedTotal     int64  `json:"released_total"`
-	SendPending       int64  `json:"send_pending"`
-	ReservationExpiry int64  `json:"reservation_expiry"`
-}
-
 // showScopes prints the selected scopes with their live numbers. A scope that
 // cannot be read is shown as such, and makes the command fail.
 func showScopes(ctx context.Context, m *lifecycle.Manager, out *result, filters ...pgstore.ScopeFilter) error {
@@ -166,35 +149,25 @@ func showScopes(ctx context.Context, m *lifecycle.Manager, out *result, filters 
 	for i, r := range registered {
 		scopes[i] = r.Scope
 	}
-	var live []scopeLive
+	var live []view.LiveScope
 	var rows []table.Row
 	incomplete := false
 	for i, snapshot := range m.Redis.Snapshots(ctx, scopes) {
-		v := scopeLive{scopeView: viewScope(registered[i])}
+		v := view.OfLiveScope(registered[i], snapshot)
 		s := scopes[i]
 		row := table.Row{s.ActivityID, s.SKUID, s.Version, s.Bucket}
-		switch {
-		case snapshot.Err != nil:
-			v.Error = snapshot.Err.Error()
-			row = append(row, "unreadable: "+v.Error)
-		case snapshot.State == "" || snapshot.Available == lua.Missing:
-			v.Error = "config_missing: Redis holds no complete meta and stock"
-			row = append(row, v.Error)
-		default:
-			v.Redis = &scopeNumbers{
-				State: string(snapshot.State), Initial: snapshot.Initial, Available: snapshot.Available, Reserved: snapshot.Reserved,
-				ReleasedTotal: max(snapshot.ReleasedTotal, 0), SendPending: snapshot.Pending, ReservationExpiry: snapshot.Expiry,
-			}
-			n := v.Redis
+		if n := v.Redis; n != nil {
 			row = append(row, n.State, n.Initial, n.Available, n.Reserved, n.ReleasedTotal, n.SendPending, n.ReservationExpiry, stamp(v.EndsAt))
+		} else {
+			row = append(row, v.Error)
 		}
 		incomplete = incomplete || v.Error != ""
 		live, rows = append(live, v), append(rows, row)
 	}
 	err := out.print(struct {
-		Schema int         `json:"schema"`
-		Scopes []scopeLive `json:"scopes"`
-	}{1, nonNil(live)}, func() error {
+		Schema int              `json:"schema"`
+		Scopes []view.LiveScope `json:"scopes"`
+	}{1, view.NonNil(live)}, func() error {
 		return out.table("no scopes", table.Row{"ACTIVITY", "SKU", "VERSION", "BUCKET", "STATE", "INITIAL", "AVAILABLE", "RESERVED", "RELEASED", "TO SEND", "UNDECIDED", "ENDS"}, rows)
 	})
 	if err == nil && incomplete {

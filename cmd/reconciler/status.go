@@ -12,6 +12,7 @@ import (
 
 	"github.com/seckill/reconciler/internal/daemon"
 	"github.com/seckill/reconciler/internal/pass"
+	"github.com/seckill/reconciler/internal/view"
 )
 
 func newStatus(a *app) *cobra.Command {
@@ -58,64 +59,8 @@ what holds back releases, and how the jobs ended last. It changes nothing.`,
 	return cmd
 }
 
-// statusView is a status in JSON.
-type statusView struct {
-	Schema     int            `json:"schema"`
-	Lease      leaseView      `json:"lease"`
-	Scopes     []backlogView  `json:"scopes"`
-	Waiting    []pass.Counted `json:"waiting"`
-	Looked     int            `json:"looked_at"`
-	Truncated  bool           `json:"truncated"`
-	Halts      []taskView     `json:"halts"`
-	NotReady   string         `json:"fence_not_ready"` // why the order fence holds releases back, or empty
-	OpenTasks  int            `json:"open_tasks"`
-	Jobs       []jobView      `json:"jobs"`
-	Incomplete []string       `json:"incomplete"`
-}
-
-type leaseView struct {
-	Held        bool       `json:"held"`
-	Holder      string     `json:"holder"`
-	AcquiredAt  *time.Time `json:"acquired_at"`
-	HeartbeatAt *time.Time `json:"heartbeat_at"`
-}
-
-type backlogView struct {
-	Scope             string  `json:"scope"`
-	SendPending       int64   `json:"send_pending"`
-	SendOldestSeconds float64 `json:"send_pending_oldest_seconds"`
-	Due               int64   `json:"due"`
-	DueOldestSeconds  float64 `json:"due_oldest_seconds"`
-	Error             string  `json:"error,omitempty"`
-}
-
-func viewStatus(s daemon.Status) statusView {
-	v := statusView{
-		Schema: 1, Waiting: nonNil(s.Waiting), Looked: s.Looked, Truncated: s.Truncated, OpenTasks: len(s.Tasks), NotReady: s.NotReady,
-		Incomplete: nonNil(s.Incomplete), Scopes: []backlogView{}, Halts: []taskView{}, Jobs: []jobView{},
-		Lease: leaseView{s.Lease.Held, s.Lease.Holder, orNull(s.Lease.AcquiredAt), orNull(s.Lease.HeartbeatAt)},
-	}
-	for _, b := range s.Backlogs {
-		row := backlogView{
-			Scope: b.Scope.Tag(), SendPending: b.Pending, SendOldestSeconds: b.PendingAge.Seconds(),
-			Due: b.ExpiryDue, DueOldestSeconds: b.ExpiryAge.Seconds(),
-		}
-		if b.Err != nil {
-			row = backlogView{Scope: b.Scope.Tag(), Error: b.Err.Error()}
-		}
-		v.Scopes = append(v.Scopes, row)
-	}
-	for _, t := range s.Halts {
-		v.Halts = append(v.Halts, viewTask(t))
-	}
-	for _, j := range s.Jobs {
-		v.Jobs = append(v.Jobs, viewJob(j))
-	}
-	return v
-}
-
 func printStatus(out *result, s daemon.Status) error {
-	v := viewStatus(s)
+	v := view.OfStatus(s)
 	return out.print(v, func() error {
 		holder := "nobody holds the lease: no daemon is working"
 		if v.Lease.Held {
@@ -136,7 +81,7 @@ func printStatus(out *result, s daemon.Status) error {
 	})
 }
 
-func printHalts(out *result, v statusView) error {
+func printHalts(out *result, v view.Status) error {
 	if v.NotReady != "" {
 		if err := out.line("HALTED: %s", v.NotReady); err != nil {
 			return err
@@ -161,7 +106,7 @@ func printHalts(out *result, v statusView) error {
 	return out.line("")
 }
 
-func printBacklog(out *result, v statusView) error {
+func printBacklog(out *result, v view.Status) error {
 	rows := make([]table.Row, 0, len(v.Scopes))
 	for _, b := range v.Scopes {
 		if b.Error != "" {
@@ -176,7 +121,7 @@ func printBacklog(out *result, v statusView) error {
 	return out.line("")
 }
 
-func printWaiting(out *result, v statusView) error {
+func printWaiting(out *result, v view.Status) error {
 	rows := make([]table.Row, 0, len(v.Waiting))
 	for _, w := range v.Waiting {
 		rows = append(rows, table.Row{pass.RowName(w.Row), string(w.Verb), w.Cause, w.Count})

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -14,6 +13,7 @@ import (
 	"github.com/seckill/reconciler/internal/approval"
 	"github.com/seckill/reconciler/internal/daemon"
 	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/view"
 )
 
 func newTask(a *app) *cobra.Command {
@@ -25,32 +25,6 @@ itself the halt of releases: resolving it lets them go on.`,
 		newTaskList(a), newTaskShow(a), newTaskApprove(a), newTaskReject(a), newTaskResolve(a))
 	cmd.Example = "  reconciler task list"
 	return cmd
-}
-
-// taskView is a task in JSON.
-type taskView struct {
-	ID          string     `json:"id"`
-	Kind        string     `json:"kind"`
-	Scope       string     `json:"scope"` // a tag, or empty for the whole installation
-	Cause       string     `json:"cause"`
-	State       string     `json:"state"`
-	Count       int64      `json:"count"`
-	Occurrences int64      `json:"occurrences"`
-	Sample      []string   `json:"sample"`
-	FirstSeenAt time.Time  `json:"first_seen_at"`
-	LastSeenAt  time.Time  `json:"last_seen_at"`
-	DecidedAt   *time.Time `json:"decided_at"`
-	DecidedBy   string     `json:"decided_by"`
-	Decision    string     `json:"decision"`
-}
-
-func viewTask(t pgstore.Task) taskView {
-	return taskView{
-		ID: strconv.FormatInt(t.ID, 10), Kind: t.Kind, Scope: t.Scope, Cause: t.Cause, State: string(t.State),
-		Count: t.Count, Occurrences: t.Occurrences, Sample: nonNil(t.Sample),
-		FirstSeenAt: t.FirstSeenAt, LastSeenAt: t.LastSeenAt,
-		DecidedAt: orNull(t.DecidedAt), DecidedBy: t.DecidedBy, Decision: t.Decision,
-	}
 }
 
 func newTaskList(a *app) *cobra.Command {
@@ -86,15 +60,15 @@ func newTaskList(a *app) *cobra.Command {
 }
 
 func printTasks(out *result, tasks []pgstore.Task) error {
-	views := make([]taskView, 0, len(tasks))
+	views := make([]view.Task, 0, len(tasks))
 	rows := make([]table.Row, 0, len(tasks))
 	for _, t := range tasks {
-		views = append(views, viewTask(t))
+		views = append(views, view.OfTask(t))
 		rows = append(rows, table.Row{t.ID, t.Kind, orAll(t.Scope), t.Cause, t.Count, t.State, stamp(t.FirstSeenAt), stamp(t.LastSeenAt)})
 	}
 	return out.print(struct {
-		Schema int        `json:"schema"`
-		Tasks  []taskView `json:"tasks"`
+		Schema int         `json:"schema"`
+		Tasks  []view.Task `json:"tasks"`
 	}{1, views}, func() error {
 		return out.table("no tasks", table.Row{"ID", "KIND", "SCOPE", "CAUSE", "COUNT", "STATE", "FIRST SEEN", "LAST SEEN"}, rows)
 	})
@@ -153,13 +127,13 @@ func (a *app) propose(cmd *cobra.Command, t pgstore.Task, sel approval.Selection
 // printTask prints the task with its proposals; why says why there are none.
 func printTask(out *result, t pgstore.Task, plan approval.Plan, why error) error {
 	view := struct {
-		Schema      int            `json:"schema"`
-		Task        taskView       `json:"task"`
-		Proposals   []proposalView `json:"proposals"`
-		Truncated   bool           `json:"truncated"` // more reservations stand behind it
-		Unclear     int            `json:"unclear"`   // for want of evidence
-		NotProposed string         `json:"not_proposed,omitempty"`
-	}{1, viewTask(t), viewProposals(plan.Proposals), plan.Truncated, plan.Unclear, errorText(why)}
+		Schema      int             `json:"schema"`
+		Task        view.Task       `json:"task"`
+		Proposals   []view.Proposal `json:"proposals"`
+		Truncated   bool            `json:"truncated"` // more reservations stand behind it
+		Unclear     int             `json:"unclear"`   // for want of evidence
+		NotProposed string          `json:"not_proposed,omitempty"`
+	}{1, view.OfTask(t), view.OfProposals(plan.Proposals), plan.Truncated, plan.Unclear, errorText(why)}
 	return out.print(view, func() error {
 		rows := []table.Row{
 			{"ID", t.ID},

@@ -14,6 +14,7 @@ import (
 	"github.com/seckill/reconciler/internal/approval"
 	"github.com/seckill/reconciler/internal/devstack/stacktest"
 	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/view"
 	"github.com/seckill/reconciler/lua"
 	"github.com/seckill/reconciler/reservation"
 )
@@ -131,7 +132,7 @@ func TestTaskApprove(t *testing.T) {
 
 	a.run(0, []string{"show", task}, "orphan_member", id, "adopt", "(hash gone)", "NONE", "fence it")
 	var shown struct {
-		Proposals []proposalView `json:"proposals"`
+		Proposals []view.Proposal `json:"proposals"`
 	}
 	stdout, _ := a.run(0, []string{"show", task, "--output", "json"})
 	wantJSON(t, stdout, &shown)
@@ -153,8 +154,8 @@ func TestTaskApprove(t *testing.T) {
 	a.env = append(a.env, "RECONCILER_MODE=act")
 
 	var done struct {
-		DryRun bool         `json:"dry_run"`
-		Tasks  []reportView `json:"tasks"`
+		DryRun bool            `json:"dry_run"`
+		Tasks  []view.Approval `json:"tasks"`
 	}
 	stdout, _ = a.run(0, append(by, "--yes", "--output", "json"))
 	wantJSON(t, stdout, &done)

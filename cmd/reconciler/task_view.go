@@ -6,67 +6,19 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 
 	"github.com/seckill/reconciler/internal/approval"
+	"github.com/seckill/reconciler/internal/view"
 )
-
-// proposalView is a proposal in JSON, with what became of it once it was approved.
-type proposalView struct {
-	ReservationID string           `json:"reservation_id"`
-	Action        string           `json:"action"`
-	Does          string           `json:"does"`
-	Why           string           `json:"why,omitempty"` // why there is no action
-	Expected      approval.World   `json:"expected"`
-	Outcome       string           `json:"outcome,omitempty"`
-	Detail        string           `json:"detail,omitempty"`
-	Before        *approval.Values `json:"before,omitempty"`
-	After         *approval.Values `json:"after,omitempty"`
-}
-
-func viewProposal(p approval.Proposal) proposalView {
-	return proposalView{ReservationID: p.ID, Action: string(p.Action), Does: p.Does, Why: p.Why, Expected: p.Expected}
-}
-
-func viewProposals(proposals []approval.Proposal) []proposalView {
-	views := make([]proposalView, len(proposals))
-	for i, p := range proposals {
-		views[i] = viewProposal(p)
-	}
-	return views
-}
-
-// reportView is an approval of one task in JSON.
-type reportView struct {
-	Task      taskView       `json:"task"`
-	Proposals []proposalView `json:"proposals"`
-	Truncated bool           `json:"truncated"` // more reservations stand behind the task
-	Unclear   int            `json:"unclear"`   // for want of evidence
-	Resolved  bool           `json:"resolved"`  // nothing is left behind the task
-}
-
-func viewReport(r approval.Report, dryRun bool) reportView {
-	v := reportView{
-		Task: viewTask(r.Plan.Task), Proposals: []proposalView{},
-		Truncated: r.Plan.Truncated, Unclear: r.Plan.Unclear, Resolved: r.Resolved,
-	}
-	for _, one := range r.Results {
-		p := viewProposal(one.Proposal)
-		if !dryRun {
-			p.Outcome, p.Detail, p.Before, p.After = string(one.Outcome), one.Detail, &one.Before, &one.After
-		}
-		v.Proposals = append(v.Proposals, p)
-	}
-	return v
-}
 
 // printReports prints what was done, or with dryRun what would be.
 func printReports(out *result, reports []approval.Report, dryRun bool) error {
-	views := make([]reportView, len(reports))
+	views := make([]view.Approval, len(reports))
 	for i, r := range reports {
-		views[i] = viewReport(r, dryRun)
+		views[i] = view.OfApproval(r, dryRun)
 	}
 	return out.print(struct {
-		Schema int          `json:"schema"`
-		DryRun bool         `json:"dry_run"`
-		Tasks  []reportView `json:"tasks"`
+		Schema int             `json:"schema"`
+		DryRun bool            `json:"dry_run"`
+		Tasks  []view.Approval `json:"tasks"`
 	}{1, dryRun, views}, func() error {
 		if len(reports) == 0 {
 			return out.line("no tasks")
