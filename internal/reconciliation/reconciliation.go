@@ -129,17 +129,21 @@ func (r *Runner) Run(ctx context.Context, q Request) (Outcome, error) {
 		return Outcome{}, err
 	}
 	out.Report = report
-	if q.NoStore {
-		return out, nil
-	}
-	if !stored {
+	switch {
+	case q.NoStore:
+	case !stored:
 		out.NotStored = errors.Join(out.NotStored, r.archive(report))
-		return out, nil
-	}
-	if out.NotStored = r.keep(ctx, report); out.NotStored == nil && q.Tasks {
-		out.NotStored = r.tasks(ctx, q, began, &out)
+	default:
+		r.after(ctx, q, began, &out)
 	}
 	return out, nil
+}
+
+// after stores the report and brings the tasks up to date.
+func (r *Runner) after(ctx context.Context, q Request, began time.Time, out *Outcome) {
+	if out.NotStored = r.keep(ctx, out.Report); out.NotStored == nil && q.Tasks {
+		out.NotStored = r.tasks(ctx, q, began, out)
+	}
 }
 
 // lock takes the locks of the run's modes, one for each activity (protocol §5).
