@@ -12,15 +12,15 @@ import (
 
 // Names under which a pass counts what it did.
 const (
-	DoneBegun        = "begun"        // planned legs that took units out
-	DoneRaised       = "raised"       // receivers that got units
-	DoneToppedUp     = "topped_up"    // donors' legs that were made up for
-	DoneLowered      = "lowered"      // receivers that gave units back
-	DoneFinished     = "finished"     // pairs noted as equal
-	DoneCancelled    = "cancelled"    // rows noted as not to be begun
-	DoneInsufficient = "insufficient" // planned legs that found too few units
-	DoneWaiting      = "waiting"      // pairs for which nothing could be done
-	DoneConflict     = "conflict"     // versions in which nothing is moved
+	DoneBegun        = "begun"           // planned legs that took units out
+	DoneRaised       = "raised"          // receivers that got units
+	DoneToppedUp     = "topped_up"       // donors' legs that were made up for
+	DoneLowered      = "lowered"         // receivers that gave units back
+	DoneFinished     = "finished"        // pairs noted as equal
+	DoneCancelled    = "cancelled"       // rows noted as not to be begun
+	DoneInsufficient = "insufficient"    // planned legs that found too few units
+	DoneWaiting      = pass.DoneDeferred // pairs for which nothing could be done
+	DoneConflict     = pass.DoneHalted   // versions in which nothing is moved
 )
 
 // TaskConflict asks a person about a version whose stock somebody else changed

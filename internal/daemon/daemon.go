@@ -64,6 +64,7 @@ type Daemon struct {
 	fencer      *fencer.Fencer
 	compensator *compensator.Compensator
 	refencer    *fencer.Refencer
+	transfers   transfers
 	watcher     *watcher
 	gate        *fencer.Gate
 }
@@ -171,6 +172,7 @@ func (d *Daemon) assemble() {
 	d.refencer = &fencer.Refencer{
 		Observe: d.observes, Claims: claims, Changed: claims, Released: d.Redis, Scopes: live, Tasks: d.Postgres,
 	}
+	d.transfers = d.newTransfers()
 	d.fencer = &fencer.Fencer{
 		Actor: actor, Claims: claims, Messages: messages{d.Evidence, d.metrics}, Settler: d.compensator, Resender: d.dispatch,
 		Pager: pages, Scopes: live, Tasks: d.Postgres, Policy: policy, Limits: limits(d.cfg.Fencer.Pass),

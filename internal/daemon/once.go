@@ -31,6 +31,7 @@ func (d *Daemon) workers() []worker {
 		{JobScanner, d.scanner.Pass},
 		{JobFencer, d.fencer.Pass},
 		{JobCompensator, d.compensator.Pass},
+		{JobTransfer, d.transfers.worker.Pass},
 	}
 }
 

@@ -22,7 +22,7 @@ const (
 
 // JobNames lists every job that a running daemon has.
 func JobNames() []string {
-	return []string{JobRefence, JobScanner, JobFencer, JobCompensator, JobBacklog, JobProbe}
+	return []string{JobRefence, JobScanner, JobFencer, JobCompensator, JobTransfer, JobRebalance, JobBacklog, JobProbe}
 }
 
 // Acquire gets the lease without waiting for it, for a single pass; another
@@ -159,10 +159,16 @@ func (d *Daemon) addJobs(s *schedule.Scheduler) error {
 		JobScanner:     {d.cfg.Scanner.Every, hardLimit(d.cfg.Scanner.PassLimit)},
 		JobFencer:      {d.cfg.Fencer.Every, hardLimit(d.cfg.Fencer.PassLimit)},
 		JobCompensator: {d.cfg.Compensator.Every, hardLimit(d.cfg.Compensator.PassLimit)},
+		JobTransfer:    {d.cfg.Transfer.Every, hardLimit(d.cfg.Transfer.PassLimit)},
 	}
 	for _, w := range d.workers() {
 		e := every[w.name]
 		if err := s.Add(schedule.Job{Name: w.name, Schedule: "@every " + e.pause.String(), Limit: e.limit, Quiet: pass.QuietCounts(), Run: d.job(w)}); err != nil {
+			return err
+		}
+	}
+	for _, job := range d.rebalancing() {
+		if err := s.Add(job); err != nil {
 			return err
 		}
 	}
