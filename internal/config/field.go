@@ -114,8 +114,8 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// formatDuration writes 24h rather than 24h0m0s.
-func formatDuration(d time.Duration) string {
+// FormatDuration writes a duration as config.yaml does, 24h rather than 24h0m0s.
+func FormatDuration(d time.Duration) string {
 	s := d.String()
 	if rest, ok := strings.CutSuffix(s, "m0s"); ok {
 		s = rest + "m"

@@ -124,7 +124,7 @@ func yamlValue(t *testing.T, value any) string {
 	t.Helper()
 	switch x := value.(type) {
 	case time.Duration:
-		return formatDuration(x)
+		return FormatDuration(x)
 	case []string:
 		return "[" + strings.Join(x, ", ") + "]"
 	}

@@ -37,7 +37,7 @@ func (l Loaded) Settings() []Setting {
 func format(value any) string {
 	switch x := value.(type) {
 	case time.Duration:
-		return formatDuration(x)
+		return FormatDuration(x)
 	case []string:
 		return strings.Join(x, ",")
 	default:

@@ -52,7 +52,7 @@ func (c Config) Validate() error {
 	k.webhook(c.Notify.Webhook)
 	k.admin(c.Admin)
 	if c.Lease.TTL < minLeaseTTL {
-		k.failf("lease.ttl", "%s is below %s", formatDuration(c.Lease.TTL), minLeaseTTL)
+		k.failf("lease.ttl", "%s is below %s", FormatDuration(c.Lease.TTL), minLeaseTTL)
 	}
 	k.positive("run.stop_timeout", c.Run.StopTimeout)
 	k.tracing(c.Tracing)
@@ -231,7 +231,7 @@ func (k *checker) rebalance(r Rebalance) {
 		k.failf("rebalance.max_units", "%d is below rebalance.min_units %d", r.MaxUnits, r.MinUnits)
 	}
 	if r.CoolDown < 0 {
-		k.failf("rebalance.cool_down", "%s is below 0", formatDuration(r.CoolDown))
+		k.failf("rebalance.cool_down", "%s is below 0", FormatDuration(r.CoolDown))
 	}
 }
 
@@ -287,11 +287,11 @@ func (k *checker) purge(c Config) {
 		{"purge.jobs_after", c.Purge.JobsAfter},
 	} {
 		if age.d < 0 {
-			k.failf(age.path, "%s is negative", formatDuration(age.d))
+			k.failf(age.path, "%s is negative", FormatDuration(age.d))
 		}
 	}
 	if d := c.Purge.ClaimsAfter; d > 0 && d <= minClaimAge {
-		k.failf("purge.claims_after", "%s is not above %s: a message may be later than its claim", formatDuration(d), formatDuration(minClaimAge))
+		k.failf("purge.claims_after", "%s is not above %s: a message may be later than its claim", FormatDuration(d), FormatDuration(minClaimAge))
 	}
 	k.atLeast("purge.batch", c.Purge.Batch, 1)
 }
@@ -386,13 +386,13 @@ func splitHostPort(addr string) (string, uint16, error) {
 
 func (k *checker) positive(path string, d time.Duration) {
 	if d <= 0 {
-		k.failf(path, "%s is not above 0", formatDuration(d))
+		k.failf(path, "%s is not above 0", FormatDuration(d))
 	}
 }
 
 func (k *checker) interval(path string, d time.Duration) {
 	if d < minInterval {
-		k.failf(path, "%s is below %s", formatDuration(d), minInterval)
+		k.failf(path, "%s is below %s", FormatDuration(d), minInterval)
 	}
 }
 
