@@ -104,7 +104,7 @@ var setChecks = []Check{
 		ID: CheckLeakedReservation, Severity: SeverityError, Level: LevelSet,
 		Compares: "each accepted request with its reservation's hash, indexes and orders: all are gone",
 		Cost:     costScanned, Repair: RepairManual,
-		Advice: "compare with count_drift: if its unit is still reserved, recount the scope",
+		Advice: "approve its fence, so that no order can come for it any more, then the recount of the paused scope, which gives its unit back",
 	},
 	{
 		ID: CheckUnindexedReservation, Severity: SeverityError, Level: LevelSet,

@@ -124,15 +124,15 @@ func TestJudgeEnvironment(t *testing.T) {
 		but  func(*reconcile.RedisNode)
 		want []string
 	}{
-		"in order":     {func(*reconcile.RedisNode) {}, nil},
-		"eviction":     {func(n *reconcile.RedisNode) { n.EvictionPolicy = "volatile-ttl" }, []string{"maxmemory-policy"}},
-		"no limit":     {func(n *reconcile.RedisNode) { n.MaxMemory = 0 }, []string{"maxmemory"}},
-		"no replica":   {func(n *reconcile.RedisNode) { n.Replicas, n.MinReplicas = 0, false }, []string{"replicas"}},
-		"may be alone": {func(n *reconcile.RedisNode) { n.MinReplicas = false }, []string{"min-replicas-to-write"}},
-		"no AOF":       {func(n *reconcile.RedisNode) { n.AppendOnly = false }, []string{"appendonly"}},
-		"AOF failed":   {func(n *reconcile.RedisNode) { n.LastAOFWriteOK = false }, []string{"aof-write"}},
-		"a replica":    {func(n *reconcile.RedisNode) { n.Role, n.Replicas = "slave", 0 }, []string{"role"}},
-		"default user": {func(n *reconcile.RedisNode) { n.User, n.AllRights = "default", true }, []string{"acl-user"}},
+		"in order":                     {func(*reconcile.RedisNode) {}, nil},
+		"eviction":                     {func(n *reconcile.RedisNode) { n.EvictionPolicy = "volatile-ttl" }, []string{"maxmemory-policy"}},
+		"no limit":                     {func(n *reconcile.RedisNode) { n.MaxMemory = 0 }, []string{"maxmemory"}},
+		"no replica":                   {func(n *reconcile.RedisNode) { n.Replicas, n.MinReplicas = 0, false }, []string{"replicas"}},
+		"may be alone":                 {func(n *reconcile.RedisNode) { n.MinReplicas = false }, []string{"min-replicas-to-write"}},
+		"no AOF":                       {func(n *reconcile.RedisNode) { n.AppendOnly = false }, []string{"appendonly"}},
+		"AOF failed":                   {func(n *reconcile.RedisNode) { n.LastAOFWriteOK = false }, []string{"aof-write"}},
+		"a replica":                    {func(n *reconcile.RedisNode) { n.Role, n.Replicas = "slave", 0 }, []string{"role"}},
+		"default user":                 {func(n *reconcile.RedisNode) { n.User, n.AllRights = "default", true }, []string{"acl-user"}},
 		"default user with few rights": {func(n *reconcile.RedisNode) { n.User = "default" }, nil},
 		"INFO forbidden": {
 			func(n *reconcile.RedisNode) {

@@ -28,13 +28,13 @@ type RedisNode struct {
 	Unread map[string]string
 
 	// From INFO.
-	Role              string // master or slave
-	Replicas          int64  // connected ones
-	MinReplicas   bool   // min-replicas-to-write is set, so that a cut-off master refuses writes
-	EvictionPolicy    string // maxmemory-policy
-	MaxMemory         int64  // bytes; 0: no limit
-	AppendOnly        bool   // appendonly yes
-	LastAOFWriteOK    bool
+	Role           string // master or slave
+	Replicas       int64  // connected ones
+	MinReplicas    bool   // min-replicas-to-write is set, so that a cut-off master refuses writes
+	EvictionPolicy string // maxmemory-policy
+	MaxMemory      int64  // bytes; 0: no limit
+	AppendOnly     bool   // appendonly yes
+	LastAOFWriteOK bool
 
 	// From ACL WHOAMI and ACL GETUSER.
 	User      string

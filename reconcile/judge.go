@@ -14,11 +14,12 @@ type view struct {
 	evidence reservation.OrderEvidence
 	record   reservation.Record
 	closed   bool // the version takes no reservations any more
+	leaks    bool // units of the scope are reserved by nobody, or may be
 }
 
-func newView(state MemberState, record reservation.Record, closed bool) view {
+func newView(state MemberState, record reservation.Record, reading *scopeReading) view {
 	return view{
-		state: state, record: record, closed: closed,
+		state: state, record: record, closed: reading.closed(), leaks: !reading.counted || reading.deviation() > 0,
 		evidence: reservation.ClassifyOrders(state.Scope, state.Reservation.UserID, record),
 	}
 }
@@ -95,15 +96,22 @@ func judgeMissing(v view) []contradiction {
 	s := v.state
 	indexed := s.InPending || s.InExpiry
 	named := namesRequest(s.Request, s.ID)
+	decided := v.evidence.State == reservation.OrderFenced || v.evidence.State == reservation.OrderRejected
 	switch {
 	case v.evidence.State == reservation.OrderExists && v.evidence.Active:
-		return []contradiction{v.lost("active", "active order "+v.evidence.OrderID+", and no reservation")}
+		c := v.lost("active", "active order "+v.evidence.OrderID+", and no reservation")
+		c.redis["unit_deducted"] = indexed || named || s.Marker == s.ID // restore.lua asks the same
+		return []contradiction{c}
 	case v.evidence.State == reservation.OrderExists && (indexed || named || s.Marker == s.ID):
 		return []contradiction{v.lost("cancelled", "cancelled order "+v.evidence.OrderID+" whose unit is still deducted, and no reservation")}
 	case v.evidence.State == reservation.OrderExists: // the whole reserve was undone: it holds nothing
 		return nil
 	case indexed:
 		return []contradiction{v.found(CheckOrphanMember, "hash_missing", "an index holds it, its hash is gone, and there is no order")}
+	case named && decided && !v.leaks: // no order can come, and its unit is not reserved any more
+		return nil
+	case named && decided:
+		return []contradiction{v.found(CheckLeakedReservation, "fenced", "its request was accepted, its hash is gone, no index holds it, and no order can come any more: its unit may be one of those that nobody holds")}
 	case named:
 		return []contradiction{v.found(CheckLeakedReservation, "hash_missing", "its request was accepted, its hash is gone, no index holds it, and there is no order")}
 	default: // not there at all

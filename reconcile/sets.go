@@ -412,7 +412,7 @@ func (p *sets) views(ctx context.Context, queries []MemberQuery) []*view {
 			if state.Missing && reservation.ValidateID(state.ID) != nil {
 				state.Malformed = &reservation.MalformedError{Cause: "invalid_id", Field: "reservation_id"}
 			}
-			v := newView(state, records[state.ID], reading.closed())
+			v := newView(state, records[state.ID], reading)
 			views[i] = &v
 		}
 	}

@@ -78,6 +78,9 @@ func printPlan(line func(format string, args ...any) error, plan approval.Plan) 
 
 // statusOf is the status as people read it.
 func statusOf(w approval.World) string {
+	if w.Recount != nil { // of a scope
+		return w.Recount.State
+	}
 	if w.Status == "" {
 		return "(hash gone)"
 	}

@@ -1,6 +1,7 @@
 package approval
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,20 +35,40 @@ func (a *Approver) Apply(ctx context.Context, plan Plan, by Act) (Report, error)
 	if by.Actor == "" || by.Reason == "" {
 		return report, errors.New("an approval needs a named person and a reason")
 	}
-	var errs []error
-	for page := range slices.Chunk(plan.Proposals, applyPage) {
-		results, err := a.applyPage(ctx, plan, page, by)
-		report.Results = append(report.Results, results...)
-		if err != nil {
-			errs = append(errs, err)
-			break
-		}
-	}
-	err := errors.Join(errs...)
+	err := a.applyAll(ctx, &report, by)
 	if err == nil {
 		report.Resolved, err = a.resolve(ctx, report, by)
 	}
 	return report, err
+}
+
+// applyAll carries out the proposals page by page, and those about the scope
+// as a whole one by one.
+func (a *Approver) applyAll(ctx context.Context, report *Report, by Act) error {
+	isRecount := func(p Proposal) bool { return p.Expected.Recount != nil }
+	for _, p := range report.Plan.Proposals {
+		if !isRecount(p) {
+			continue
+		}
+		results := []Result{{Proposal: p, Outcome: Nothing, Detail: p.Why}}
+		var err error
+		if p.Action == Recount {
+			results, err = a.recount(ctx, report.Plan, p, by)
+		}
+		report.Results = append(report.Results, results...)
+		if err != nil {
+			return err
+		}
+	}
+	members := slices.DeleteFunc(slices.Clone(report.Plan.Proposals), isRecount)
+	for page := range slices.Chunk(members, applyPage) {
+		results, err := a.applyPage(ctx, report.Plan, page, by)
+		report.Results = append(report.Results, results...)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // work is the results of a page, with what was read for them.
@@ -145,8 +166,8 @@ func (a *Approver) compare(ctx context.Context, w *work) error {
 		}
 		now := a.propose(w.plan.Task, s)
 		switch moved := r.Expected.moved(r.Before.World); {
-		case r.Before.Status == ends[r.Action]:
-			r.Outcome, r.Detail = Already, fmt.Sprintf("it is %s", r.Before.Status)
+		case r.Action.endsAs(r.Before.Status), r.Action == Fence && r.Before.Claim == reservation.OutcomeFenced:
+			r.Outcome, r.Detail = Already, "it is "+cmp.Or(string(r.Before.Status), string(r.Before.Claim))
 		case moved != "":
 			r.Outcome, r.Detail = Moved, moved
 		case now.Action != r.Action:
@@ -180,6 +201,9 @@ func (a *Approver) carryOut(ctx context.Context, w *work, due []*Result) {
 	a.restore(ctx, w, byAction[TakeUnit])
 	a.release(ctx, w, byAction[Release])
 	a.adopt(ctx, w, byAction[Adopt])
+	for _, r := range a.fence(ctx, w, byAction[Fence], reasonLeaked) {
+		r.is(Applied, "no order can come for it any more; no stock moved")
+	}
 }
 
 // readAfter reads the world as it is behind the actions. What another approver
@@ -198,7 +222,7 @@ func (a *Approver) readAfter(ctx context.Context, w *work, due []*Result) {
 			continue
 		}
 		r.After.World = subjects[i].world()
-		if r.Outcome != Applied && r.Outcome != Failed && r.After.Status == ends[r.Action] {
+		if r.Outcome != Applied && r.Outcome != Failed && r.Action.endsAs(r.After.Status) {
 			r.Outcome, r.Detail = Already, fmt.Sprintf("somebody else was faster: it is %s", r.After.Status)
 		}
 	}

@@ -118,6 +118,7 @@ const (
 	reasonDeadLetter = "dead_letter_approved"
 	reasonForced     = "force_settled"
 	reasonOrphan     = "orphan_approved"
+	reasonLeaked     = "leaked_approved"
 )
 
 // release fences reservations, walks those whose fence stands to

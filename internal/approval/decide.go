@@ -3,10 +3,13 @@ package approval
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/seckill/reconciler/fencer"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/redisstore"
+	"github.com/seckill/reconciler/reconcile"
 	"github.com/seckill/reconciler/reservation"
 )
 
@@ -20,6 +23,7 @@ type subject struct {
 	// undecided: a task order_after_release stands in its scope, so that its
 	// request field proves nothing (spec §4, restore).
 	undecided bool
+	newer     string // see World
 }
 
 // read reads reservations by name, after the time of their node.
@@ -86,7 +90,64 @@ func (a *Approver) gather(ctx context.Context, t pgstore.Task, page reservation.
 			messages: messages[m.Reservation.MessageID],
 		}
 	}
+	if t.Kind == fencer.TaskOrderAfterRelease {
+		return subjects, a.findNewer(ctx, page.Scope, subjects)
+	}
 	return subjects, nil
+}
+
+// findNewer finds the reservations that the users' markers name instead: to
+// take a unit for an old order would take the marker from one that counts.
+func (a *Approver) findNewer(ctx context.Context, scope reservation.Scope, subjects []subject) error {
+	queries := make([]reconcile.MemberQuery, len(subjects))
+	for i, s := range subjects {
+		queries[i] = reconcile.MemberQuery{Ref: reconcile.Ref{Scope: scope, ID: s.ID}, UserID: s.Reservation.UserID}
+	}
+	others := map[string]bool{}
+	for i, state := range a.Redis.MemberStates(ctx, queries) {
+		if state.Err != nil {
+			return state.Err
+		}
+		if state.Marker != "" && state.Marker != subjects[i].ID {
+			subjects[i].newer = state.Marker
+			others[state.Marker] = true
+		}
+	}
+	if len(others) == 0 {
+		return nil
+	}
+	over, err := a.over(ctx, scope, slices.Sorted(maps.Keys(others)))
+	if err != nil {
+		return err
+	}
+	for i := range subjects {
+		if over[subjects[i].newer] {
+			subjects[i].newer = ""
+		}
+	}
+	return nil
+}
+
+// over says which reservations count no more, and never will: released, and no
+// order of theirs is active or can come.
+func (a *Approver) over(ctx context.Context, scope reservation.Scope, ids []string) (map[string]bool, error) {
+	valid := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return reservation.ValidateID(id) != nil })
+	page, err := a.read(ctx, scope, valid)
+	if err != nil {
+		return nil, err
+	}
+	records, err := a.Postgres.Records(ctx, valid)
+	if err != nil {
+		return nil, err
+	}
+	over := map[string]bool{}
+	for _, m := range page.Members {
+		orders := reservation.ClassifyOrders(scope, m.Reservation.UserID, records[m.ID])
+		decided := orders.State == reservation.OrderFenced || orders.State == reservation.OrderRejected ||
+			(orders.State == reservation.OrderExists && !orders.Active)
+		over[m.ID] = decided && !m.Missing && m.Malformed == nil && m.Reservation.Status == reservation.StatusReleased
+	}
+	return over, nil
 }
 
 // proposeFor proposes for reservations by name.
@@ -116,7 +177,7 @@ func (s subject) world() World {
 	w := World{
 		Status: s.Reservation.Status, Indexed: s.Missing && (s.InPending || s.InExpiry),
 		Orders: s.orders.State, OrderID: s.orders.OrderID, Active: s.orders.Active,
-		Message: s.messages.State, Detail: s.messages.Cause,
+		Message: s.messages.State, Detail: s.messages.Cause, Newer: s.newer,
 	}
 	if s.orders.State == reservation.OrderContradictory {
 		w.Cause = s.orders.Cause
@@ -132,16 +193,42 @@ func (s subject) world() World {
 // sides contradict each other.
 func (a *Approver) propose(t pgstore.Task, s subject) Proposal {
 	p := Proposal{Scope: s.Scope, ID: s.ID, Expected: s.world()}
-	switch t.Kind {
-	case reservation.TaskOrphanMember:
+	switch {
+	case t.Kind == reservation.TaskOrphanMember:
 		p.Action, p.Why = s.orphan()
-	case fencer.TaskOrderAfterRelease:
+	case t.Kind == fencer.TaskOrderAfterRelease:
 		p.Action, p.Why = s.afterRelease()
+	case t.Kind == reconcile.CheckLeakedReservation:
+		p.Action, p.Why = s.leaked()
+	case slices.Contains(explained, t.Kind):
+		p.Action, p.Why = None, s.steps(t.Kind)
 	default:
 		p.Action, p.Why = a.decide(t.Kind, s)
 	}
-	p.Does = actionText[p.Action]
+	p.Does = p.text()
 	return p
+}
+
+// leaked: nothing but a request result is left. Whether its unit is still
+// reserved cannot be told of one reservation, only of the scope; that no order
+// comes can be made sure of.
+func (s subject) leaked() (Action, string) {
+	switch {
+	case !s.Missing:
+		return None, fmt.Sprintf("its hash is there, as %s", s.Reservation.Status)
+	case s.InPending || s.InExpiry:
+		return None, "an index names it: see the task orphan_member"
+	}
+	switch s.orders.State {
+	case reservation.OrderNone:
+		return Fence, ""
+	case reservation.OrderFenced, reservation.OrderRejected:
+		return None, "no order can come for it any more: its unit comes back with the recount of the scope"
+	case reservation.OrderExists:
+		return None, fmt.Sprintf("its order is there: `reconciler reconcile %s --repair` restores it", scopeFlags(s.Scope))
+	default:
+		return None, "its claim and its order contradict each other: " + s.orders.Cause
+	}
 }
 
 func (s subject) orphan() (Action, string) {
@@ -182,6 +269,9 @@ func (s subject) afterRelease() (Action, string) {
 		return None, "it has no order"
 	case !s.orders.Active:
 		return None, "its order is cancelled: it needs no unit"
+	case s.newer != "":
+		return None, fmt.Sprintf("its user has reserved again: the marker names reservation %s, which counts or may count. "+
+			"Cancel order %s in the shop, or approve this once %s is decided and released", s.newer, s.orders.OrderID, s.newer)
 	default:
 		return TakeUnit, ""
 	}

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/seckill/reconciler/fencer"
 	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/redisstore"
+	"github.com/seckill/reconciler/reconcile"
 	"github.com/seckill/reconciler/reservation"
 )
 
@@ -33,6 +35,8 @@ type Approver struct {
 	Messages Messages
 	Gate     Gate
 	Policy   reservation.Policy
+	// Settle is the time between two looks at what contradicts.
+	Settle time.Duration
 	// Observe proposes and changes nothing (interface §7).
 	Observe bool
 }
@@ -54,7 +58,8 @@ func Check(t pgstore.Task, sel Selection) error {
 		return &pgstore.TaskDecidedError{ID: t.ID, State: t.State, By: t.DecidedBy}
 	}
 	switch t.Kind {
-	case reservation.TaskOrphanMember, reservation.TaskConfirmPending, reservation.TaskDeadLetter, fencer.TaskOrderAfterRelease:
+	case reservation.TaskOrphanMember, reservation.TaskConfirmPending, reservation.TaskDeadLetter, fencer.TaskOrderAfterRelease,
+		reconcile.CheckInvariantBroken, reconcile.CheckCountDrift, reconcile.CheckLeakedReservation:
 		return nil
 	case reservation.TaskEvidenceStuck:
 		if sel.Reservation == "" {
@@ -66,8 +71,24 @@ func Check(t pgstore.Task, sel Selection) error {
 	case pgstore.TaskPostgresChanged:
 		return &NoActionError{t.Kind, "the daemon ends it once every released reservation is fenced again"}
 	default:
-		return &NoActionError{t.Kind, "put its cause right and resolve it"}
+		if slices.Contains(explained, t.Kind) {
+			return nil
+		}
+		return &NoActionError{t.Kind, advice(t)}
 	}
+}
+
+// advice says what a person does about a task without an action.
+func advice(t pgstore.Task) string {
+	if scope, err := reservation.ParseTag(t.Scope); err == nil {
+		if steps := scopeSteps(t.Kind, scope); steps != "" {
+			return steps
+		}
+	}
+	if kind, known := reconcile.Kind(t.Kind); known {
+		return kind.Advice
+	}
+	return "put its cause right and resolve it"
 }
 
 // Propose finds the reservations behind the task and proposes an action for
@@ -92,9 +113,21 @@ func (a *Approver) Propose(ctx context.Context, t pgstore.Task, sel Selection) (
 		return plan, err
 	}
 	f := finding{approver: a, plan: &plan, seen: map[string]bool{}}
-	if t.Kind == fencer.TaskOrderAfterRelease {
+	switch {
+	case t.Kind == reconcile.CheckInvariantBroken, t.Kind == reconcile.CheckCountDrift:
+		var p *Proposal
+		if p, err = a.proposeRecount(ctx, plan.Scope); p != nil {
+			plan.Proposals = []Proposal{*p}
+		}
+	case t.Kind == reconcile.CheckLeakedReservation:
+		plan.Proposals, plan.Truncated, err = a.proposeLeaked(ctx, t, plan.Scope, sel)
+	case slices.Contains(explained, t.Kind):
+		ids := slices.DeleteFunc(slices.Clone(t.Sample), func(id string) bool { return reservation.ValidateID(id) != nil })
+		plan.Truncated = int(t.Count) > min(len(ids), sel.Max)
+		plan.Proposals, err = a.proposeFor(ctx, t, plan.Scope, ids[:min(len(ids), sel.Max)])
+	case t.Kind == fencer.TaskOrderAfterRelease:
 		err = a.Redis.EachReleased(ctx, plan.Scope, f.released)
-	} else {
+	default:
 		err = f.walk(ctx)
 	}
 	if err != nil && !errors.Is(err, errEnough) {
@@ -142,10 +175,11 @@ func (a *Approver) Recall(ctx context.Context, plan Plan) (Plan, error) {
 	}
 	plan.Proposals = slices.Clone(plan.Proposals)
 	for _, k := range kept {
-		p := Proposal{Scope: plan.Scope, ID: k.ReservationID, Action: Action(k.Action), Does: actionText[Action(k.Action)]}
+		p := Proposal{Scope: plan.Scope, ID: k.ReservationID, Action: Action(k.Action)}
 		if err := json.Unmarshal(k.Expected, &p.Expected); err != nil {
 			return plan, fmt.Errorf("read the proposal for %s: %w", p.ID, err)
 		}
+		p.Does = p.text()
 		if i := slices.IndexFunc(plan.Proposals, func(q Proposal) bool { return q.ID == p.ID }); i >= 0 {
 			plan.Proposals[i] = p
 		} else {

@@ -50,6 +50,7 @@ func newShop(t *testing.T, change ...func(*config.Config)) *shop {
 	c.Postgres.URL = stacktest.LoginURL(t, stack, url, "seckill_operator")
 	c.RocketMQ.NameServers = []string{stack.NameServer().Addr()}
 	c.Fencer.Settle = time.Millisecond
+	c.Reconcile.Settle = time.Millisecond
 	c.Admin.Listen = "127.0.0.1:0"
 	for _, f := range change {
 		f(&c)

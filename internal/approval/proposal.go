@@ -43,6 +43,12 @@ const (
 	// TakeUnit makes a RELEASED reservation whose order exists ORDER_CREATED
 	// and takes a unit for it.
 	TakeUnit Action = "take_unit"
+	// Fence fences a reservation that leaked: no order can come for it any
+	// more. No stock moves.
+	Fence Action = "fence"
+	// Recount replaces the numbers of a stopped scope by those that the evidence
+	// calls for. Its proposal is about the scope, and its ID is the scope's tag.
+	Recount Action = "recount"
 )
 
 // actionText says what an action does, for people.
@@ -52,6 +58,15 @@ var actionText = map[Action]string{
 	Confirm:  "ORDER_CREATED; no stock moves",
 	Release:  "fence it, so that no order can come any more, and give its unit back: available +1, reserved -1",
 	TakeUnit: "ORDER_CREATED, taking a unit for its order: available -1, reserved +1",
+	Fence:    "fence it, so that no order can come any more; no stock moves: its unit comes back with the recount of the scope",
+}
+
+// text says what the proposed action does.
+func (p Proposal) text() string {
+	if p.Action == Recount && p.Expected.Recount != nil {
+		return p.Expected.Recount.does()
+	}
+	return actionText[p.Action]
 }
 
 // ends is the status in which the action leaves the reservation.
@@ -61,6 +76,12 @@ var ends = map[Action]reservation.Status{
 	Confirm:  reservation.StatusOrderCreated,
 	Release:  reservation.StatusReleased,
 	TakeUnit: reservation.StatusOrderCreated,
+}
+
+// endsAs says whether the action leaves the reservation in the status.
+func (a Action) endsAs(status reservation.Status) bool {
+	end, ends := ends[a]
+	return ends && end == status
 }
 
 // movesStock says whether the action may change how many units are available.
@@ -77,6 +98,10 @@ type World struct {
 	Active  bool                     `json:"order_active"`     // false for a cancelled order
 	Message reservation.MessageState `json:"message"`          // M, where the action rests on it
 	Detail  string                   `json:"detail,omitempty"` // why M is not known
+	// Newer is the reservation that the user's marker names instead, where that
+	// one counts or may count.
+	Newer   string      `json:"newer,omitempty"`
+	Recount *Recounting `json:"recount,omitempty"` // of a scope
 }
 
 // moved says what differs between the world that was proposed on and the one
@@ -95,6 +120,7 @@ func (w World) moved(is World) string {
 	add("order active", w.Active, is.Active)
 	add("message", w.Message, is.Message)
 	add("named by an index", w.Indexed, is.Indexed)
+	add("the user's newer reservation", w.Newer, is.Newer)
 	return strings.Join(moved, "; ")
 }
 
