@@ -16,6 +16,9 @@ const (
 	JobRebalance = "rebalance" // plans transfers to sold-out buckets, if it is enabled
 )
 
+// planner is who plans the transfers that nobody asked for.
+const planner = "reconciler"
+
 // transfers are the workers that move units between buckets.
 type transfers struct {
 	worker     *transfer.Worker
@@ -26,11 +29,11 @@ type transfers struct {
 // comparison of level 2 says.
 func (d *Daemon) newTransfers() transfers {
 	drift := &reconcile.Reconciler{Registry: d.Postgres, Stocks: d.Redis, Orders: d.Postgres}
-	parts := reconciliation.NewTransfers(d.Redis, d.Postgres, drift, actor)
+	parts := reconciliation.NewTransfers(d.Redis, d.Postgres, drift, planner)
 	parts.Worker.Observe = d.observes
 	r := d.cfg.Rebalance
 	return transfers{parts.Worker, &transfer.Rebalancer{
-		Planner: parts.Planner, Demand: d.Redis, Actor: actor, Observe: d.observes,
+		Planner: parts.Planner, Demand: d.Redis, Actor: planner, Observe: d.observes,
 		Limits: transfer.Limits{Keep: r.Keep, Share: r.SharePercent, MinUnits: r.MinUnits, MaxUnits: r.MaxUnits, CoolDown: r.CoolDown},
 	}}
 }
