@@ -49,6 +49,7 @@ evidence or an unreachable dependency, 4 another run holds the lock.`)
 		newTask(a),
 		newJob(a),
 		newBroker(a),
+		newDoctor(a),
 		newDemo(a),
 		newMan(),
 	)

@@ -6,6 +6,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// orderPageSQL is a page of a SKU's orders after a reservation id.
+const orderPageSQL = `
+	SELECT DISTINCT reservation_id FROM seckill.order_evidence
+	WHERE activity_id = $1 AND sku_id = $2 AND reservation_id > $3
+	ORDER BY reservation_id LIMIT $4`
+
 // OrderPage gives the reservation ids of a SKU's orders that follow after, each
 // once, in the database's order of the column, at most limit of them. A standby
 // may show an old state, so it is refused.
@@ -18,8 +24,5 @@ func (s *Store) OrderPage(ctx context.Context, activityID, skuID, after string, 
 	if standby {
 		return nil, failed(action, ErrInRecovery)
 	}
-	return collect(ctx, s, action, pgx.RowTo[string], `
-		SELECT DISTINCT reservation_id FROM seckill.order_evidence
-		WHERE activity_id = $1 AND sku_id = $2 AND reservation_id > $3
-		ORDER BY reservation_id LIMIT $4`, activityID, skuID, after, limit)
+	return collect(ctx, s, action, pgx.RowTo[string], orderPageSQL, activityID, skuID, after, limit)
 }

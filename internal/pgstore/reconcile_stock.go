@@ -27,11 +27,12 @@ func (f *frozenOrders) Sold(ctx context.Context, activityID, skuID string) (coun
 	return counters, err == nil, failed(action, err)
 }
 
-// Server says what of the server's settings the promises rest on.
+// Server says what of the server's settings the promises rest on. Our own
+// sessions set synchronous_commit themselves: what others begin with counts.
 func (s *Store) Server(ctx context.Context) (reconcile.PostgresServer, error) {
 	var p reconcile.PostgresServer
 	err := s.pool.QueryRow(ctx, `
-		SELECT pg_is_in_recovery(), current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')`).
+		SELECT pg_is_in_recovery(), (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')`).
 		Scan(&p.InRecovery, &p.SynchronousCommit, &p.Fsync, &p.FullPageWrites)
 	return p, failed("read the settings of PostgreSQL", err)
 }

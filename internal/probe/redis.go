@@ -27,6 +27,10 @@ type RedisNode struct {
 	// Err says why it could not be asked. Nothing else is known of it then.
 	Err error
 
+	// Alone says that it is the one server that was named, and not known to be
+	// part of a group: a replica is out of place then.
+	Alone bool
+
 	RedisInfo
 	// Replicas are those that a master names.
 	Replicas []RedisReplica

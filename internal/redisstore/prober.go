@@ -268,7 +268,7 @@ const slowEntries = 16
 
 // node asks one server, in one pipeline.
 func (p *Prober) node(ctx context.Context, listed probe.ClusterNode, depth Depth) probe.RedisNode {
-	n := probe.RedisNode{Addr: listed.Addr, Role: listed.Role, Refused: map[string]error{}, SlowTotal: -1}
+	n := probe.RedisNode{Addr: listed.Addr, Role: listed.Role, Alone: listed.Role == probe.RoleUnknown, Refused: map[string]error{}, SlowTotal: -1}
 	client := p.client(listed.Addr)
 	bound, cancel := p.limit(ctx)
 	defer cancel()
