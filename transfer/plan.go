@@ -51,6 +51,18 @@ type Planner struct {
 // Plan journals the transfer that is asked for. What it returns besides are
 // warnings. A [*RefusedError] says that nothing was journalled, and why.
 func (p *Planner) Plan(ctx context.Context, r Request) (Transfer, []string, error) {
+	t, warnings, err := p.Propose(ctx, r)
+	if err != nil {
+		return Transfer{}, nil, err
+	}
+	if err := p.Journal.CreateTransfers(ctx, []Transfer{t}); err != nil {
+		return Transfer{}, nil, err
+	}
+	return t, warnings, nil
+}
+
+// Propose is Plan without the journal: it makes every check and changes nothing.
+func (p *Planner) Propose(ctx context.Context, r Request) (Transfer, []string, error) {
 	books, err := p.open(ctx, r)
 	if err != nil {
 		return Transfer{}, nil, err
@@ -65,11 +77,7 @@ func (p *Planner) Plan(ctx context.Context, r Request) (Transfer, []string, erro
 	if left := books.Buckets[r.Donor].Available; r.Amount > left {
 		warnings = append(warnings, fmt.Sprintf("bucket %d has %d units available: unless more come free before the transfer begins, it is cancelled", r.Donor, left))
 	}
-	t := r.transfer()
-	if err := p.Journal.CreateTransfers(ctx, []Transfer{t}); err != nil {
-		return Transfer{}, nil, err
-	}
-	return t, warnings, nil
+	return r.transfer(), warnings, nil
 }
 
 // transfer is the row of the request.

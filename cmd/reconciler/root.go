@@ -46,6 +46,8 @@ evidence or an unreachable dependency, 4 another run holds the lock.`)
 		newMigrate(a),
 		newScope(a),
 		newReconcile(a),
+		newTransfer(a),
+		newRebalance(a),
 		newTask(a),
 		newJob(a),
 		newBroker(a),
