@@ -70,6 +70,12 @@ func (r *Report) Deficits() []string {
 	return ids
 }
 
+// Drift says whether a finding stands that is drift, also beside what could not
+// be read.
+func (r *Report) Drift() bool {
+	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Severity.Drift() && f.Stands() })
+}
+
 // Complete says whether the run compared all scopes, in one go, and could read
 // everything.
 func (r *Report) Complete() bool {

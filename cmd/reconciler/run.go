@@ -25,7 +25,8 @@ func newRun(a *app) *cobra.Command {
 once). One instance works at a time: another one waits for the lease. SIGHUP reloads the
 settings that a running daemon can take over; the log names those that need a restart.
 
-With --once it runs one pass of every worker and exits: 0 done, 3 a decision rested on
+With --once it runs one pass of every worker, compares both sides as reconcile does, and
+exits: 0 done and consistent, 2 drift confirmed, 3 a decision or the comparison rested on
 evidence that could not be read, 4 another instance holds the lease.
 
 In mode observe, the default, and with --dry-run everything is decided, counted and
@@ -115,6 +116,9 @@ func runOnce(ctx context.Context, d *daemon.Daemon, out *result) error {
 	}
 	if v.Incomplete {
 		return &verdict{exitIncomplete, v.Err()}
+	}
+	if v.Drift {
+		return &verdict{exitDrift, nil}
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/seckill/reconciler/compensator"
 	"github.com/seckill/reconciler/fencer"
 	"github.com/seckill/reconciler/internal/config"
+	"github.com/seckill/reconciler/internal/notify"
 	"github.com/seckill/reconciler/internal/observe"
 	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/internal/pgstore"
@@ -65,6 +66,8 @@ type Daemon struct {
 	compensator *compensator.Compensator
 	refencer    *fencer.Refencer
 	transfers   transfers
+	comparison  comparison
+	notifier    *notify.Notifier // nil: nobody is told
 	watcher     *watcher
 	gate        *fencer.Gate
 }
@@ -124,6 +127,10 @@ func Open(ctx context.Context, o Options) (_ *Daemon, err error) {
 	if err = d.openWatcher(ctx); err != nil {
 		return nil, err
 	}
+	if err = d.openComparison(ctx); err != nil {
+		return nil, err
+	}
+	d.notifier = d.newNotifier()
 	return d, nil
 }
 
@@ -196,6 +203,7 @@ func (d *Daemon) Close(ctx context.Context) {
 		errs = append(errs, d.clients.Close())
 	}
 	errs = append(errs, d.watcher.close())
+	errs = append(errs, d.comparison.close())
 	if d.Postgres != nil {
 		d.Postgres.Close()
 	}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 
 	"github.com/seckill/reconciler/internal/pass"
+	"github.com/seckill/reconciler/internal/reconciliation"
 	"github.com/seckill/reconciler/internal/schedule"
+	"github.com/seckill/reconciler/reconcile"
 )
 
 // Names of the jobs, in the order in which a single pass runs them: what the
@@ -38,7 +40,10 @@ func (d *Daemon) workers() []worker {
 // Verdict is what one pass of every worker came to.
 type Verdict struct {
 	Jobs       []JobVerdict `json:"jobs"`
-	Incomplete bool         `json:"incomplete"` // a decision rested on evidence that could not be read
+	Incomplete bool         `json:"incomplete"` // a decision, or the comparison, rested on evidence that could not be read
+	Drift      bool         `json:"drift"`      // both sides contradict each other after it
+	// Reconciliation compared both sides after the workers; nil: it could not.
+	Reconciliation *reconcile.Report `json:"reconciliation"`
 }
 
 // JobVerdict is one worker's part of a [Verdict].
@@ -50,9 +55,9 @@ type JobVerdict struct {
 	Error     string         `json:"error,omitempty"`
 }
 
-// Once runs one pass of every worker. Its verdict is incomplete when a
-// decision rested on evidence that could not be read, or a scope could not be
-// (interface §7); open tasks alone change nothing.
+// Once runs one pass of every worker, then a quick pass of the reconciliation.
+// Its verdict is incomplete when a decision rested on evidence that could not be
+// read, or a scope could not be (interface §7); open tasks alone change nothing.
 func (d *Daemon) Once(ctx context.Context) Verdict {
 	var v Verdict
 	for _, w := range d.workers() {
@@ -65,7 +70,28 @@ func (d *Daemon) Once(ctx context.Context) Verdict {
 		v.Jobs = append(v.Jobs, job)
 		v.Incomplete = v.Incomplete || err != nil || tally.Unknown > 0
 	}
+	v.reconciled(d.compareOnce(ctx))
 	return v
+}
+
+// compareOnce makes the quick pass of [Daemon.Once].
+func (d *Daemon) compareOnce(ctx context.Context) (reconciliation.Outcome, error) {
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.Reconcile.QuickLimit)
+	defer cancel()
+	return d.comparison.runner.Run(ctx, d.request(false))
+}
+
+func (v *Verdict) reconciled(out reconciliation.Outcome, err error) {
+	job := JobVerdict{Job: JobReconcileQuick, Counts: map[string]int{}, Rows: map[string]int{}, Decisions: []pass.Counted{}}
+	if err == nil {
+		v.Reconciliation, job.Counts = out.Report, counted(out)
+		v.Drift = out.Report.Drift()
+		err = errors.Join(verdictError(out.Report), out.NotStored)
+	}
+	if err != nil {
+		job.Error, v.Incomplete = err.Error(), true
+	}
+	v.Jobs = append(v.Jobs, job)
 }
 
 // job makes a scheduled job of a worker.

@@ -22,7 +22,7 @@ const (
 
 // JobNames lists every job that a running daemon has.
 func JobNames() []string {
-	return []string{JobRefence, JobScanner, JobFencer, JobCompensator, JobTransfer, JobRebalance, JobBacklog, JobProbe}
+	return []string{JobRefence, JobScanner, JobFencer, JobCompensator, JobTransfer, JobRebalance, JobReconcileQuick, JobReconcileDeep, JobBacklog, JobProbe}
 }
 
 // Acquire gets the lease without waiting for it, for a single pass; another
@@ -31,13 +31,18 @@ func (d *Daemon) Acquire(ctx context.Context) (*pgstore.Lease, error) {
 	return pgstore.AcquireLease(ctx, d.leaseOptions(false))
 }
 
-func (d *Daemon) leaseOptions(wait bool) pgstore.LeaseOptions {
+// holder names this process to others.
+func holder() string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown-host"
 	}
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}
+
+func (d *Daemon) leaseOptions(wait bool) pgstore.LeaseOptions {
 	return pgstore.LeaseOptions{
-		URL: d.cfg.Postgres.URL, Holder: fmt.Sprintf("%s/%d", host, os.Getpid()), Wait: wait,
+		URL: d.cfg.Postgres.URL, Holder: holder(), Wait: wait,
 		TTL: d.cfg.Lease.TTL, ConnectTimeout: d.cfg.Postgres.ConnectTimeout,
 		Standby: func(holder pgstore.LeaseHolder) {
 			d.log.Info("standing by: another instance holds the lease", "holder", holder.Holder, "since", holder.AcquiredAt)
@@ -53,7 +58,7 @@ func (d *Daemon) leaseOptions(wait bool) pgstore.LeaseOptions {
 func (d *Daemon) Run(ctx context.Context) error {
 	state := &leaseState{metrics: d.metrics}
 	state.set(admin.LeaseWaiting)
-	stopping := context.AfterFunc(ctx, func() { d.supervisor.Stopping(d.stopLimit()) })
+	stopping := context.AfterFunc(ctx, func() { d.supervisor.Stopping(StopLimit(d.cfg)) })
 	defer stopping()
 	if d.cfg.Admin.Listen != "" {
 		server := d.adminServer(state)
@@ -141,6 +146,9 @@ func (d *Daemon) workUnder(ctx context.Context, lease *pgstore.Lease) error {
 	work, cancel := context.WithCancel(ctx)
 	background.Go(func() { journal.write(work) })
 	background.Go(func() { d.runRequested(work, scheduler) })
+	if d.notifier != nil {
+		background.Go(func() { d.notifier.Run(work) })
+	}
 	select {
 	case <-ctx.Done():
 	case <-lease.Lost():
@@ -154,6 +162,17 @@ func (d *Daemon) workUnder(ctx context.Context, lease *pgstore.Lease) error {
 }
 
 func (d *Daemon) addJobs(s *schedule.Scheduler) error {
+	for _, job := range d.jobs() {
+		if err := s.Add(job); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// jobs are all jobs of the service: the workers, what compares, what watches.
+// Each is also in [JobNames].
+func (d *Daemon) jobs() []schedule.Job {
 	every := map[string]struct{ pause, limit time.Duration }{
 		JobRefence:     {refenceInterval, refenceLimit},
 		JobScanner:     {d.cfg.Scanner.Every, hardLimit(d.cfg.Scanner.PassLimit)},
@@ -161,21 +180,18 @@ func (d *Daemon) addJobs(s *schedule.Scheduler) error {
 		JobCompensator: {d.cfg.Compensator.Every, hardLimit(d.cfg.Compensator.PassLimit)},
 		JobTransfer:    {d.cfg.Transfer.Every, hardLimit(d.cfg.Transfer.PassLimit)},
 	}
+	var jobs []schedule.Job
 	for _, w := range d.workers() {
 		e := every[w.name]
-		if err := s.Add(schedule.Job{Name: w.name, Schedule: "@every " + e.pause.String(), Limit: e.limit, Quiet: pass.QuietCounts(), Run: d.job(w)}); err != nil {
-			return err
-		}
+		jobs = append(jobs, schedule.Job{
+			Name: w.name, Schedule: "@every " + e.pause.String(), Limit: e.limit, Quiet: pass.QuietCounts(), Run: d.job(w),
+		})
 	}
-	for _, job := range d.rebalancing() {
-		if err := s.Add(job); err != nil {
-			return err
-		}
-	}
-	if err := s.Add(schedule.Job{Name: JobBacklog, Schedule: "@every " + backlogInterval.String(), Limit: backlogInterval, Run: d.watchBacklog}); err != nil {
-		return err
-	}
-	return s.Add(schedule.Job{Name: JobProbe, Schedule: "@every " + probeInterval.String(), Limit: probeInterval, Run: d.sample})
+	jobs = append(jobs, d.comparisons()...)
+	jobs = append(jobs, d.rebalancing()...)
+	return append(jobs,
+		schedule.Job{Name: JobBacklog, Schedule: "@every " + backlogInterval.String(), Limit: backlogInterval, Run: d.watchBacklog},
+		schedule.Job{Name: JobProbe, Schedule: "@every " + probeInterval.String(), Limit: probeInterval, Run: d.sample})
 }
 
 // hardLimit is when a pass is cut off that does not end by itself: a pass

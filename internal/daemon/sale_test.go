@@ -56,6 +56,9 @@ func newSale(t *testing.T, stack *devstack.Stack, change ...func(*config.Config)
 	c.Fencer.BackoffMin, c.Fencer.BackoffMax = 50*time.Millisecond, 200*time.Millisecond
 	c.Fencer.MaxRelease.Min = 1000
 	c.Admin.Listen = "127.0.0.1:0"
+	// What the workers do is looked at without what reconciliation repairs.
+	c.Reconcile.Quick, c.Reconcile.Deep, c.Reconcile.Repair = "", "", config.RepairOff
+	c.Reconcile.Settle = 50 * time.Millisecond
 	for _, f := range change {
 		f(&c)
 	}
@@ -191,8 +194,11 @@ func (s *sale) status(id string) reservation.Status {
 func (s *sale) order(id string) error {
 	h := s.hash(id)
 	_, err := s.db.Exec(s.t.Context(), `
-		INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
+		WITH created AS (
+			INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
+			VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING 1)
+		UPDATE shop.stock SET sold = sold + (SELECT count(*) FROM created)
+		WHERE activity_id = $4 AND sku_id = $5 AND activity_version = $6`,
 		"o-"+id, id, h["request_id"], s.scope.ActivityID, s.scope.SKUID, s.scope.Version, s.scope.Bucket, h["user_id"])
 	return err
 }

@@ -37,6 +37,11 @@ type Metrics struct {
 	evidence    evidence
 	lease       lease
 	board       *board
+	compared    *prometheus.GaugeVec
+	findings    *prometheus.GaugeVec
+	invariant   *prometheus.GaugeVec
+	deviation   *prometheus.GaugeVec
+	deliveries  *prometheus.CounterVec
 }
 
 var _ schedule.Recorder = (*Metrics)(nil)
@@ -61,6 +66,11 @@ func NewMetrics(version string) *Metrics {
 	m.pendingAge = gauge("send_pending_oldest_age_seconds", "How long the oldest of them has been due.")
 	m.expired = gauge("reservation_expired_count", "Undecided reservations past their expiry or next check, over all scopes.")
 	m.expiredAge = gauge("reservation_expired_oldest_age_seconds", "How long the oldest of them has been due.")
+	m.compared = gauge("reconcile_scopes", "Scopes by the verdict of the last pass of that mode.", "mode", "verdict")
+	m.findings = gauge("reconcile_findings", "Findings that stood after the last pass of that mode, by check.", "mode", "check")
+	m.invariant = gauge("stock_invariant_deviation", "Units by which initial differs from available + reserved, over all scopes, as last compared.")
+	m.deviation = gauge("stock_count_deviation", "Units by which reserved differs from reservations and orders, over all scopes, as last compared.")
+	m.deliveries = counter("webhook_requests_total", "Requests to the webhook by how they ended.", "result")
 	m.evidence, m.lease = newEvidence(), newLease()
 	m.board = newBoard(redisMetrics, stockMetrics, keyMetrics, workMetrics, reconcileMetrics, serviceMetrics)
 	build := gauge("build_info", "1, with the version of this build.", "version")
@@ -68,7 +78,7 @@ func NewMetrics(version string) *Metrics {
 
 	m.registry.MustRegister(
 		m.runs, m.duration, m.lastSuccess, m.items, m.backlog, m.oldestAge, m.halted, m.decisions,
-		m.pending, m.pendingAge, m.expired, m.expiredAge, build,
+		m.pending, m.pendingAge, m.expired, m.expiredAge, m.compared, m.findings, m.invariant, m.deviation, m.deliveries, build,
 		m.evidence.queries, m.evidence.failures, m.evidence.complete, m.lease.held, m.lease.since, m.lease.losses, m.board,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -146,3 +156,23 @@ func (m *Metrics) SetReservationExpired(due int64, oldest time.Duration) {
 	m.expired.WithLabelValues().Set(float64(due))
 	m.expiredAge.WithLabelValues().Set(oldest.Seconds())
 }
+
+// SetReconciled says what a pass of the mode found: scopes by verdict, and
+// findings by check. Checks that it did not make keep what they had.
+func (m *Metrics) SetReconciled(mode string, scopes, findings map[string]int) {
+	for verdict, n := range scopes {
+		m.compared.WithLabelValues(mode, verdict).Set(float64(n))
+	}
+	for check, n := range findings {
+		m.findings.WithLabelValues(mode, check).Set(float64(n))
+	}
+}
+
+// SetDeviation says by how many units the sides differ, over all scopes.
+func (m *Metrics) SetDeviation(invariant, count int64) {
+	m.invariant.WithLabelValues().Set(float64(invariant))
+	m.deviation.WithLabelValues().Set(float64(count))
+}
+
+// WebhookAnswered counts a request to the webhook.
+func (m *Metrics) WebhookAnswered(result string) { m.deliveries.WithLabelValues(result).Inc() }
