@@ -72,8 +72,8 @@ test-down: $(DEVSTACK) ## end the shared test stack
 	@$(DEVSTACK) down --dir .run/test
 
 .PHONY: bench
-bench: $(DEVSTACK) ## each stage of the daemon beside a bare loop of the same round trips, as a ratio
-	@$(WITH_TEST_STACK) $(GO) test -timeout 20m -count 1 -tags bench -run '^TestBench' -v $(TESTFLAGS) ./internal/daemon
+bench: $(DEVSTACK) ## each stage of the daemon and each level of a reconciliation beside bare loops of the same round trips, as ratios
+	@$(WITH_TEST_STACK) $(GO) test -timeout 30m -count 1 -p 1 -tags bench -run '^TestBench' -v $(TESTFLAGS) ./internal/daemon ./reconcile
 
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## run the linters (make lint FIX=1 corrects what it can)

@@ -196,13 +196,13 @@ func (s *sale) sell(n int) {
 		page := s.reserve(min(n, 2000))
 		n -= len(page)
 		ordered := page[:len(page)/2]
-		ids, users := make([]string, len(ordered)), make([]string, len(ordered))
+		ids, users, buckets := make([]string, len(ordered)), make([]string, len(ordered)), make([]int64, len(ordered))
 		for i, b := range ordered {
-			ids[i], users[i] = b.id, b.user
+			ids[i], users[i], buckets[i] = b.id, b.user, b.scope.Bucket
 		}
 		s.exec(`INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
-			SELECT 'o-' || id, id, u, $3, $4, $5, $6, u FROM unnest($1::text[], $2::text[]) AS t (id, u)`,
-			ids, users, s.scopes[0].ActivityID, s.scopes[0].SKUID, s.scopes[0].Version, s.scopes[0].Bucket)
+			SELECT 'o-' || id, id, u, $4, $5, $6, b, u FROM unnest($1::text[], $2::text[], $3::bigint[]) AS t (id, u, b)`,
+			ids, users, buckets, s.scopes[0].ActivityID, s.scopes[0].SKUID, s.scopes[0].Version)
 		s.finish(ordered...)
 	}
 	s.exec(`ANALYZE`)

@@ -89,6 +89,18 @@ func TestServicesGoAway(t *testing.T) {
 			t.Errorf("%d rounds, want 3", registry.round)
 		}
 	})
+	t.Run("Redis is a replica", func(t *testing.T) {
+		s.t = t
+		s.do("replicaof", "127.0.0.1", "1") // as in a failover that is under way
+		defer s.do("replicaof", "no", "one")
+		for name, o := range map[string]reconcile.Options{"quick": s.options(), "deep, with repairs": s.repairing(0)} {
+			got := s.run(o)
+			s.want(got, "incomplete", "redis 0", "redis 1", "b0 ?", "b1 ?")
+			if len(got.Incomplete) == 0 || !strings.Contains(got.Incomplete[0].Reason, "replica") {
+				t.Errorf("%s: %+v", name, got.Incomplete)
+			}
+		}
+	})
 	t.Run("Redis before the second round", func(t *testing.T) {
 		s.t = t
 		r := s.reconciler()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
@@ -165,7 +166,10 @@ func (s *sale) order(bookings ...booking) {
 	}
 }
 
-func insertOrder(ctx context.Context, db *pgxpool.Pool, b booking) error {
+func insertOrder(ctx context.Context, db interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}, b booking,
+) error {
 	_, err := db.Exec(ctx, `INSERT INTO shop.orders (order_id, reservation_id, request_id, activity_id, sku_id, activity_version, bucket_id, user_id)
 		VALUES ('o-' || $1, $1, $2, $3, $4, $5, $6, $2)`, b.id, b.user, b.scope.ActivityID, b.scope.SKUID, b.scope.Version, b.scope.Bucket)
 	return err

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/seckill/reconciler/reconcile"
 	"github.com/seckill/reconciler/reservation"
 )
@@ -74,7 +77,7 @@ func (tr *traffic) sell(ctx context.Context) error {
 			}
 			continue
 		}
-		if err := insertOrder(ctx, tr.sale.db, b); err != nil {
+		if err := orderAndDeduct(ctx, tr.sale.db, b); err != nil {
 			return err
 		}
 		if err := advance(ctx, runner, []booking{b}, reservation.StatusEnqueued, reservation.StatusOrderCreated); err != nil {
@@ -90,6 +93,17 @@ func (tr *traffic) sell(ctx context.Context) error {
 	return nil
 }
 
+// orderAndDeduct creates an order and counts its unit, in one transaction.
+func orderAndDeduct(ctx context.Context, db *pgxpool.Pool, b booking) error {
+	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		if err := insertOrder(ctx, tx, b); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `UPDATE shop.stock SET sold = sold + 1 WHERE activity_id = $1`, b.scope.ActivityID)
+		return err
+	})
+}
+
 // Under traffic nothing is ever found, and one fault in its midst is: with the
 // few reservations of a sale that runs well in reservation_expiry, and with the
 // many pages of one whose messages do not get through.
@@ -99,6 +113,8 @@ func TestSaleUnderTraffic(t *testing.T) {
 			s := one(t, 1)
 			s.do("hset", s.scopes[0].StockKey(), "initial", 1_000_000, "available", 1_000_000)
 			s.exec(`UPDATE seckill.scope_allocation SET total = 1000000 WHERE activity_id = $1`, s.scopes[0].ActivityID)
+			s.counter(0)
+			s.exec(`UPDATE shop.stock SET total = 1000000`)
 			s.reserve(waiting)
 			s.underTraffic()
 		})

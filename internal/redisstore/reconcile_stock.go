@@ -18,6 +18,12 @@ import (
 // read field by field, to say what is wrong with it.
 func (s *Store) Stocks(ctx context.Context, scopes []reservation.Scope) []reconcile.StockReply {
 	replies := make([]reconcile.StockReply, len(scopes))
+	if err := s.refuseReplica(ctx); err != nil {
+		for i := range replies {
+			replies[i].Err = err
+		}
+		return replies
+	}
 	var refused []int
 	for i, snapshot := range s.Snapshots(ctx, scopes) {
 		switch {
@@ -33,6 +39,33 @@ func (s *Store) Stocks(ctx context.Context, scopes []reservation.Scope) []reconc
 	}
 	s.explain(ctx, scopes, refused, replies)
 	return replies
+}
+
+// ErrReplica says that the server that is read is no master: what it shows may
+// be old, so that nothing is compared with it.
+var ErrReplica = errors.New("the Redis server is a replica: it may show an old state, and takes no writes")
+
+// refuseReplica asks a single server whether it is the master; the masters of a
+// cluster answer for their own slots alone. Where the question is not allowed
+// nothing is known against it.
+func (s *Store) refuseReplica(ctx context.Context) error {
+	client, single := s.reading.(*redis.Client)
+	if !single {
+		return nil
+	}
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	reply, err := client.Do(bound, "role").Slice()
+	switch {
+	case redis.HasErrorPrefix(err, "NOPERM"):
+		return nil
+	case err != nil:
+		return fmt.Errorf("ask the Redis server for its role: %w", err)
+	case len(reply) > 0 && reply[0] != "master":
+		return ErrReplica
+	default:
+		return nil
+	}
 }
 
 func stockOf(r lua.SnapshotReply) reconcile.Stock {
