@@ -136,12 +136,13 @@ func limit(ctx context.Context, c *comparing) (context.Context, context.CancelFu
 func (d *Daemon) request(deep bool) reconciliation.Request {
 	r := d.cfg.Reconcile
 	q := reconciliation.Request{
-		Options:     reconcile.Options{Settle: r.Settle, Batch: r.Batch, Rate: r.Rate, Deep: deep},
+		Options:     reconcile.Options{Settle: r.Settle, Batch: r.Batch, Rate: r.Rate, Deep: deep, StuckAfter: d.cfg.Transfer.StuckAfter},
 		ResumeIfAny: true, Tasks: true, Actor: actor, EscalateAfter: d.cfg.Fencer.EscalateAfter,
 	}
 	if r.Repair == config.RepairAuto && !d.observes {
 		q.Options.Repair = &reconcile.RepairOptions{
 			Actor: actor, Max: r.MaxRepairs, Policy: *d.policies.Load(), Approve: func(int) bool { return true },
+			FillDeficit: d.cfg.Transfer.FillDeficit == config.FillAuto,
 		}
 	}
 	return q
