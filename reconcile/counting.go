@@ -119,10 +119,12 @@ func (c *count) readExpiry(ctx context.Context, scopes []*scopeReading) error {
 // match finds the members that have orders in the scope that they are in.
 func (c *count) match(ctx context.Context, members []Ref) error {
 	for page := range slices.Chunk(members, c.batch) {
-		ids := make([]string, len(page))
+		ids := make([]string, 0, len(page))
 		here := make(map[Ref]struct{}, len(page))
-		for i, m := range page {
-			ids[i], here[m] = m.ID, struct{}{}
+		for _, m := range page {
+			if reservation.ValidateID(m.ID) == nil { // PostgreSQL cannot be asked for others, and has no order of theirs
+				ids, here[m] = append(ids, m.ID), struct{}{}
+			}
 		}
 		orders, err := c.orders.Match(ctx, ids)
 		if err != nil {

@@ -102,7 +102,7 @@ func (s Selection) check(now Selection) error {
 		{"--sku", s.SKUID, now.SKUID},
 		{"--version", number(s.Version), number(now.Version)},
 		{"--bucket", number(s.Bucket), number(now.Bucket)},
-		{"the checks", strings.Join(s.Checks, ","), strings.Join(now.Checks, ",")},
+		{"the checks", without(s.Checks, now.Checks), without(now.Checks, s.Checks)},
 		{"--deep", fmt.Sprint(s.Deep), fmt.Sprint(now.Deep)},
 	} {
 		if d.was != d.is {
@@ -110,6 +110,11 @@ func (s Selection) check(now Selection) error {
 		}
 	}
 	return nil
+}
+
+// without lists what is in all and not in others.
+func without(all, others []string) string {
+	return strings.Join(slices.DeleteFunc(slices.Clone(all), func(id string) bool { return slices.Contains(others, id) }), ",")
 }
 
 func number(n *int64) string {

@@ -108,6 +108,9 @@ func (r *run) setPass(ctx context.Context) error {
 		r.round = max(r.round, round)
 	}
 	p.vanished(ctx)
+	if cancelled(ctx) {
+		return context.Cause(ctx)
+	}
 	p.conclude()
 	for s, reading := range p.targets {
 		r.report.members[jsonScope(s)] = true
@@ -196,6 +199,9 @@ func (p *sets) walkSKU(ctx context.Context, sku SKU) error {
 			}
 			if err := walk(ctx, s); err != nil {
 				return err
+			}
+			if cancelled(ctx) { // what could not be read then is no failure of the scope
+				return context.Cause(ctx)
 			}
 		}
 	}
