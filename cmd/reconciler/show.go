@@ -2,7 +2,8 @@ package main
 
 import (
 	"context"
-	"strconv"
+	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -10,228 +11,257 @@ import (
 
 	"github.com/seckill/reconciler/internal/daemon"
 	"github.com/seckill/reconciler/internal/observe"
-	"github.com/seckill/reconciler/internal/pass"
+	"github.com/seckill/reconciler/internal/view"
 	"github.com/seckill/reconciler/reservation"
 )
 
 func newShow(a *app) *cobra.Command {
 	cmd := group("show", "Show everything that is known of one thing",
-		"Gathers what Redis, PostgreSQL and RocketMQ say, and what the daemon would do next and why.",
-		newShowReservation(a))
+		`Gathers what Redis, PostgreSQL and RocketMQ say, and tells what the daemon does
+next, when, and why. It changes nothing and needs no daemon that runs. A source
+that does not answer is named, and the exit status is 3. Users appear as hashes.`,
+		newShowReservation(a), newShowRequest(a), newShowUser(a))
 	cmd.Example = "  reconciler show reservation uekb4ncu7j4dst4xyjqugyamc3"
 	return cmd
 }
 
 func newShowReservation(a *app) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "reservation ID",
-		Short:   "Explain one reservation",
-		Example: "  reconciler show reservation uekb4ncu7j4dst4xyjqugyamc3 --output json",
-		Args:    args("ID"),
+		Use:   "reservation ID",
+		Short: "Explain one reservation",
+		Long: `Looks for the reservation in every registered scope, gathers its evidence as the
+daemon would, and decides as it would.`,
+		Example: `  reconciler show reservation uekb4ncu7j4dst4xyjqugyamc3 --output json
+  reconciler show reservation uekb4ncu7j4dst4xyjqugyamc3 --scope a:10001:s:88001:v:7:b:0`,
 	}
+	return a.inspecting(cmd, "ID", func(ctx context.Context, i *daemon.Inspector, id string, in daemon.In, hasher observe.UserHasher, out *result) ([]daemon.Unread, error) {
+		e, err := i.Reservation(ctx, id, in)
+		if err != nil {
+			return nil, err
+		}
+		v := view.OfExplanation(e, hasher)
+		return e.Unread, out.print(v, func() error { return printExplanation(out, v) })
+	})
+}
+
+func newShowRequest(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "request ID",
+		Short: "Explain what became of one request",
+		Long: `Looks for the result that Redis keeps of the request, in the one shard of each
+registered scope that may have it, and for its orders in PostgreSQL, and explains
+every reservation that either names.`,
+		Example: "  reconciler show request q-20261111-77 --activity 10001",
+	}
+	return a.inspecting(cmd, "ID", func(ctx context.Context, i *daemon.Inspector, id string, in daemon.In, hasher observe.UserHasher, out *result) ([]daemon.Unread, error) {
+		f, err := i.Request(ctx, id, in)
+		if err != nil {
+			return nil, err
+		}
+		v := view.OfRequest(f, hasher)
+		return f.Unread, out.print(v, func() error {
+			p := newPage(v.RequestID)
+			for _, r := range v.Results {
+				p.add("redis", "result in "+r.Scope, r.Malformed)
+				if r.Malformed == "" {
+					p.add("redis", "result in "+r.Scope, fmt.Sprintf("%s (code %d), user %s", r.Status, r.Code, r.UserIDHash))
+				}
+				p.add("redis", "reservation", r.ReservationID)
+			}
+			p.orders(v.Orders)
+			p.unread(v.Unread)
+			return printFound(out, p, v.Reservations)
+		})
+	})
+}
+
+func newShowUser(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "user ID",
+		Short: "Explain the reservations and orders of one user",
+		Long: `Looks for the user's live reservation in the one bucket that the user has of each
+registered version, and for the user's orders in PostgreSQL, and explains every
+reservation that either names. The id itself is not printed.`,
+		Example: "  reconciler show user 4711 --activity 10001 --sku 88001",
+	}
+	return a.inspecting(cmd, "ID", func(ctx context.Context, i *daemon.Inspector, id string, in daemon.In, hasher observe.UserHasher, out *result) ([]daemon.Unread, error) {
+		f, err := i.User(ctx, id, in)
+		if err != nil {
+			return nil, err
+		}
+		v := view.OfUser(id, f, hasher)
+		return f.Unread, out.print(v, func() error {
+			p := newPage("user " + v.UserIDHash)
+			for _, m := range v.Markers {
+				p.add("redis", "live in "+m.Scope, m.ReservationID)
+			}
+			p.orders(v.Orders)
+			p.unread(v.Unread)
+			return printFound(out, p, v.Reservations)
+		})
+	})
+}
+
+// showLimit bounds one look, however many sources hang.
+const showLimit = 2 * time.Minute
+
+// inspecting completes a command that looks for one thing and prints what was
+// found; what was not read becomes exit status 3.
+func (a *app) inspecting(cmd *cobra.Command, what string,
+	look func(context.Context, *daemon.Inspector, string, daemon.In, observe.UserHasher, *result) ([]daemon.Unread, error),
+) *cobra.Command {
+	cmd.Args = args(what)
 	out := outputFlag(a, cmd)
+	var in daemon.In
+	var scopes []string
+	cmd.Flags().StringSliceVar(&scopes, "scope", nil, "look in this `scope` only (a:…:s:…:v:…:b:…); needs no registry")
+	cmd.Flags().StringVar(&in.ActivityID, "activity", "", "look in the scopes of this activity only")
+	cmd.Flags().StringVar(&in.SKUID, "sku", "", "look in the scopes of this SKU only")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		for _, tag := range scopes {
+			scope, err := reservation.ParseTag(tag)
+			if err != nil {
+				return usageError(cmd, fmt.Errorf("--scope: %w", err))
+			}
+			in.Scopes = append(in.Scopes, scope)
+		}
 		loaded, err := a.settings(cmd)
 		if err != nil {
 			return err
 		}
-		hasher := observe.NewUserHasher(loaded.Config.Observe.UserHashKey)
-		return openDaemon(cmd.Context(), daemon.Options{Config: loaded.Config, DryRun: true}, func(ctx context.Context, d *daemon.Daemon) error {
-			e, err := d.Explain(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			return printExplanation(out, viewExplanation(e, hasher))
+		ctx, cancel := context.WithTimeout(cmd.Context(), showLimit)
+		defer cancel()
+		i, err := daemon.OpenInspector(ctx, daemon.Options{
+			Config: loaded.Config, Logger: slog.Default(), Metrics: observe.NewMetrics(readBuild().Version),
 		})
+		if err != nil {
+			return err
+		}
+		defer func() {
+			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
+			defer cancel()
+			i.Close(closing)
+		}()
+		unread, err := look(ctx, i, args[0], in, observe.NewUserHasher(loaded.Config.Observe.UserHashKey), out)
+		if err == nil && len(unread) > 0 {
+			err = &verdict{exitIncomplete, nil} // the page names them
+		}
+		return err
 	}
 	return cmd
 }
 
-// explanationView is an explanation in JSON.
-type explanationView struct {
-	Schema        int           `json:"schema"`
-	Scope         string        `json:"scope"`
-	ReservationID string        `json:"reservation_id"`
-	Now           time.Time     `json:"now"` // on the clock of the scope's Redis node
-	Held          bool          `json:"held"`
-	Redis         *redisView    `json:"redis"`    // null: the hash is gone
-	Postgres      postgresView  `json:"postgres"` // P
-	MQ            messageView   `json:"mq"`       // M
-	Decision      decisionView  `json:"decision"`
-	Indexes       []indexedView `json:"indexes"`
+// page is a table of what each source says.
+type page struct {
+	title string
+	rows  []table.Row
 }
 
-type redisView struct {
-	Status        string     `json:"status"`
-	Malformed     string     `json:"malformed,omitempty"`
-	RequestID     string     `json:"request_id"`
-	MessageID     string     `json:"message_id"`
-	UserIDHash    string     `json:"user_id_hash"`
-	ReservedAt    *time.Time `json:"reserved_at"`
-	ExpiresAt     *time.Time `json:"expires_at"`
-	UpdatedAt     *time.Time `json:"updated_at"`
-	OrderID       string     `json:"order_id"`
-	ErrorCode     string     `json:"error_code"`
-	ReleaseReason string     `json:"release_reason"`
-	ReleasedAt    *time.Time `json:"released_at"`
-	LastSentAt    *time.Time `json:"last_sent_at"`
-	SendCount     int64      `json:"send_count"`
-	ResendCount   int64      `json:"resend_count"`
-	RetryCount    int64      `json:"retry_count"`
-	Position      string     `json:"mq_position"`
+func newPage(title string) *page { return &page{title: title} }
+
+func (p *page) add(source, what, value string) {
+	if value != "" {
+		p.rows = append(p.rows, table.Row{source, what, value})
+	}
 }
 
-type postgresView struct {
-	State     string     `json:"state"`
-	Cause     string     `json:"cause"`
-	Claim     string     `json:"claim"` // outcome, or empty
-	ClaimedBy string     `json:"claimed_by"`
-	ClaimedAt *time.Time `json:"claimed_at"`
-	Reason    string     `json:"reason"`
-	Orders    []orderRef `json:"orders"`
+func (p *page) addTime(source, what string, at *time.Time) {
+	if at != nil {
+		p.add(source, what, at.Format(time.RFC3339Nano))
+	}
 }
 
-type orderRef struct {
-	OrderID   string    `json:"order_id"`
-	Active    bool      `json:"active"`
-	CreatedAt time.Time `json:"created_at"`
-}
-
-type messageView struct {
-	State  string     `json:"state"`
-	Since  *time.Time `json:"since"`
-	Cause  string     `json:"cause"`
-	Detail string     `json:"detail"`
-}
-
-type decisionView struct {
-	Row   string   `json:"row"`
-	Verb  string   `json:"verb"`
-	Path  []string `json:"path"`
-	Cause string   `json:"cause"`
-	Task  string   `json:"task"`
-}
-
-type indexedView struct {
-	Index string    `json:"index"`
-	Due   time.Time `json:"due"`
-}
-
-func viewExplanation(e daemon.Explanation, hasher observe.UserHasher) explanationView {
-	m := e.Input.Member
-	v := explanationView{
-		Schema: 1, Scope: m.Scope.Tag(), ReservationID: m.ID, Now: time.UnixMilli(e.Input.NowMS).UTC(), Held: e.Held,
-		Postgres: viewRecord(e), Indexes: []indexedView{},
-		MQ: messageView{State: string(e.Messages.State), Since: orNull(atMS(e.Messages.SinceMS)), Cause: e.Messages.Cause, Detail: e.Messages.Detail},
-		Decision: decisionView{
-			Row: pass.RowName(e.Action.Row), Verb: string(e.Action.Verb), Cause: e.Action.Cause, Path: []string{},
-		},
-	}
-	for _, status := range e.Action.Path {
-		v.Decision.Path = append(v.Decision.Path, string(status))
-	}
-	if task := e.Action.Task; task != nil {
-		v.Decision.Task = task.Kind
-	}
-	if m.InPending {
-		v.Indexes = append(v.Indexes, indexedView{string(reservation.SendPending), atMS(m.PendingScoreMS)})
-	}
-	if m.InExpiry {
-		v.Indexes = append(v.Indexes, indexedView{string(reservation.ReservationExpiry), atMS(m.ExpiryScoreMS)})
-	}
-	if !m.Missing {
-		v.Redis = viewHash(m, hasher)
-	}
-	return v
-}
-
-func viewHash(m reservation.Member, hasher observe.UserHasher) *redisView {
-	r := m.Reservation
-	v := &redisView{
-		Status: string(r.Status), RequestID: r.RequestID, MessageID: r.MessageID,
-		ReservedAt: orNull(atMS(r.ReservedAtMS)), ExpiresAt: orNull(atMS(r.ExpiresAtMS)), UpdatedAt: orNull(atMS(r.UpdatedAtMS)),
-		OrderID: r.OrderID, ErrorCode: r.ErrorCode, ReleaseReason: r.ReleaseReason, ReleasedAt: orNull(atMS(r.ReleasedAtMS)),
-		LastSentAt: orNull(atMS(r.LastSentAtMS)), SendCount: r.SendCount, ResendCount: r.ResendCount, RetryCount: r.RetryCount,
-		Position: r.Position,
-	}
-	if r.UserID != "" {
-		v.UserIDHash = hasher.Hash(r.UserID)
-	}
-	if m.Malformed != nil {
-		v.Malformed = m.Malformed.Error()
-	}
-	return v
-}
-
-func viewRecord(e daemon.Explanation) postgresView {
-	p := postgresView{State: string(e.Input.Orders.State), Cause: e.Input.Orders.Cause, Orders: []orderRef{}}
-	if c := e.Record.Claim; c != nil {
-		p.Claim, p.ClaimedBy, p.ClaimedAt, p.Reason = string(c.Outcome), c.ClaimedBy, orNull(c.ClaimedAt), c.Reason
-	}
-	for _, o := range e.Record.Orders {
-		p.Orders = append(p.Orders, orderRef{o.OrderID, o.Active, o.CreatedAt})
-	}
-	return p
-}
-
-// atMS is the time of a number of milliseconds; the zero time for 0.
-func atMS(ms int64) time.Time {
-	if ms == 0 {
-		return time.Time{}
-	}
-	return time.UnixMilli(ms).UTC()
-}
-
-func printExplanation(out *result, v explanationView) error {
-	return out.print(v, func() error {
-		var rows []table.Row
-		add := func(source, what string, value any) {
-			if value != "" && value != nil {
-				rows = append(rows, table.Row{source, what, value})
-			}
+func (p *page) orders(orders []view.Order) {
+	for _, o := range orders {
+		text := o.OrderID
+		if !o.Active {
+			text += " (not active)"
 		}
-		addTime := func(source, what string, at *time.Time) {
-			if at != nil {
-				add(source, what, at.Format(time.RFC3339Nano))
-			}
+		if o.ReservationID != "" {
+			text += " of reservation " + o.ReservationID
 		}
-		add("", "scope", v.Scope)
-		addTime("", "now", &v.Now)
-		if v.Redis == nil {
-			add("redis", "hash", "gone")
-		} else {
-			r := v.Redis
-			add("redis", "status", r.Status)
-			add("redis", "malformed", r.Malformed)
-			addTime("redis", "reserved", r.ReservedAt)
-			addTime("redis", "expires", r.ExpiresAt)
-			addTime("redis", "updated", r.UpdatedAt)
-			addTime("redis", "last sent", r.LastSentAt)
-			add("redis", "sends / resends / waits", strconv.FormatInt(r.SendCount, 10)+" / "+strconv.FormatInt(r.ResendCount, 10)+" / "+strconv.FormatInt(r.RetryCount, 10))
-			add("redis", "position", r.Position)
-			add("redis", "order", r.OrderID)
-			add("redis", "release reason", r.ReleaseReason)
+		p.add("postgres", "order", text)
+	}
+}
+
+func (p *page) unread(unread []view.Unread) {
+	for _, u := range unread {
+		p.add(u.Source, "DID NOT ANSWER", u.Reason)
+	}
+}
+
+func (p *page) print(out *result) error {
+	return out.table("nothing was found", table.Row{"FROM", "WHAT", p.title}, p.rows)
+}
+
+func printFound(out *result, p *page, reservations []view.Explanation) error {
+	if err := p.print(out); err != nil {
+		return err
+	}
+	for _, v := range reservations {
+		if err := out.line(""); err != nil {
+			return err
 		}
-		for _, i := range v.Indexes {
-			addTime("redis", "due in "+i.Index, &i.Due)
+		if err := printExplanation(out, v); err != nil {
+			return err
 		}
-		add("postgres", "evidence", v.Postgres.State)
-		add("postgres", "because", v.Postgres.Cause)
-		add("postgres", "claim", v.Postgres.Claim)
-		add("postgres", "claimed by", v.Postgres.ClaimedBy)
-		for _, o := range v.Postgres.Orders {
-			add("postgres", "order", o.OrderID+map[bool]string{true: "", false: " (cancelled)"}[o.Active])
+	}
+	return nil
+}
+
+func printExplanation(out *result, v view.Explanation) error {
+	p := newPage(v.ReservationID)
+	p.add("", "scope", v.Scope)
+	p.addTime("", "now", v.Now)
+	p.hash(v)
+	for _, i := range v.Indexes {
+		p.addTime("redis", "due in "+i.Index, &i.Due)
+	}
+	p.add("postgres", "evidence", v.Postgres.State)
+	p.add("postgres", "because", v.Postgres.Cause)
+	p.add("postgres", "claim", v.Postgres.Claim)
+	p.add("postgres", "claimed by", v.Postgres.ClaimedBy)
+	p.addTime("postgres", "claimed", v.Postgres.ClaimedAt)
+	p.add("postgres", "reason", v.Postgres.Reason)
+	p.orders(v.Postgres.Orders)
+	p.add("rocketmq", "message", v.MQ.State)
+	p.add("rocketmq", "because", v.MQ.Cause)
+	p.add("rocketmq", "detail", v.MQ.Detail)
+	p.unread(v.Unread)
+	p.add("next", "the daemon", v.Next.Does)
+	p.add("next", "why", v.Next.Why)
+	p.add("next", "when", v.Next.When)
+	p.addTime("next", "not before", v.Next.At)
+	if d := v.Decision; d != nil {
+		p.add("next", "asks a person", d.Task)
+	}
+	for _, what := range v.Next.HeldBack {
+		p.add("next", "HELD BACK", what)
+	}
+	return p.print(out)
+}
+
+// hash shows what Redis holds.
+func (p *page) hash(v view.Explanation) {
+	r := v.Redis
+	if r == nil {
+		if v.Decision != nil {
+			p.add("redis", "hash", "gone")
 		}
-		add("rocketmq", "message", v.MQ.State)
-		add("rocketmq", "because", v.MQ.Cause)
-		add("rocketmq", "detail", v.MQ.Detail)
-		add("next", "row", v.Decision.Row)
-		add("next", "does", v.Decision.Verb)
-		add("next", "because", v.Decision.Cause)
-		add("next", "asks a person", v.Decision.Task)
-		if v.Held {
-			add("next", "held", "no worker touches this scope: see `reconciler scope list`")
-		}
-		return out.table("", table.Row{"FROM", "WHAT", v.ReservationID}, rows)
-	})
+		return
+	}
+	p.add("redis", "status", r.Status)
+	p.add("redis", "malformed", r.Malformed)
+	p.add("redis", "request", r.RequestID)
+	p.add("redis", "user", r.UserIDHash)
+	p.addTime("redis", "reserved", r.ReservedAt)
+	p.addTime("redis", "expires", r.ExpiresAt)
+	p.addTime("redis", "updated", r.UpdatedAt)
+	p.addTime("redis", "last sent", r.LastSentAt)
+	p.add("redis", "sends / resends / waits", fmt.Sprintf("%d / %d / %d", r.SendCount, r.ResendCount, r.RetryCount))
+	p.add("redis", "position", r.Position)
+	p.add("redis", "order", r.OrderID)
+	p.add("redis", "error code", r.ErrorCode)
+	p.add("redis", "release reason", r.ReleaseReason)
+	p.addTime("redis", "released", r.ReleasedAt)
 }
