@@ -57,6 +57,9 @@ func TestServiceScripts(t *testing.T) {
 				if err := seed(t.Context(), url); err != nil {
 					return err
 				}
+				if err := storeRuns(t.Context(), url); err != nil {
+					return err
+				}
 				env.Setenv("OPERATOR_URL", stacktest.LoginURL(t, stack, url, "seckill_operator"))
 				env.Setenv("DAEMON_URL", stacktest.LoginURL(t, stack, url, "seckill_daemon"))
 			}

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
+	"github.com/seckill/reconciler/internal/tabular"
 	"github.com/seckill/reconciler/internal/view"
 )
 
@@ -67,17 +67,7 @@ func tableTo(line func(format string, args ...any) error, none string, header ta
 	if len(rows) == 0 {
 		return line("%s", none)
 	}
-	t := table.NewWriter()
-	style := table.StyleDefault
-	style.Format.Header = text.FormatDefault
-	style.Options = table.OptionsNoBordersAndSeparators
-	style.Box.PaddingLeft = ""
-	style.Box.PaddingRight = "  "
-	t.SetStyle(style)
-	t.SuppressTrailingSpaces()
-	t.AppendHeader(header)
-	t.AppendRows(rows)
-	return line("%s", t.Render())
+	return line("%s", tabular.Render(header, rows))
 }
 
 func (r *result) line(format string, args ...any) error {

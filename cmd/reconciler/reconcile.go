@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,9 +17,12 @@ import (
 
 	"github.com/seckill/reconciler/internal/config"
 	"github.com/seckill/reconciler/internal/pgstore"
+	"github.com/seckill/reconciler/internal/reconciliation"
 	"github.com/seckill/reconciler/internal/redisstore"
+	"github.com/seckill/reconciler/internal/reportfile"
 	"github.com/seckill/reconciler/migrations"
 	"github.com/seckill/reconciler/reconcile"
+	"github.com/seckill/reconciler/reconcile/render"
 )
 
 // reconcileFlags are what the command line says of a reconciliation beyond the
@@ -35,6 +36,9 @@ type reconcileFlags struct {
 	yes        bool
 	maxRepairs int
 	wait       time.Duration
+	noStore    bool
+	resume     bool
+	actor      string
 }
 
 func newReconcile(a *app) *cobra.Command {
@@ -54,12 +58,18 @@ Nothing is changed without --repair, which puts right what is provably safe: it
 asks on a terminal, and elsewhere only plans unless --yes is given. The report is
 then of the state after the repairs.
 
+Each run is stored. A deep one that was cut off, by a signal or a crash, is continued
+by --resume with the same selection. A signal ends a run after the page under way,
+with a report of what was done by then; a second one ends the process at once.
+
 Exit status: 0 consistent, 2 drift confirmed, 3 something could not be read or settled,
 whether or not there is drift too, 4 another run of --deep or --repair is at work.`,
 		Example: `  reconciler reconcile
   reconciler reconcile --activity 10001 --sku 88001 --output json
+  reconciler reconcile --deep --output markdown
   reconciler reconcile --deep --wait 10m
   reconciler reconcile --deep --repair --yes --max-repairs 100
+  reconciler reconcile --deep --resume
   reconciler reconcile --checks invariant_broken,allocation_mismatch
   reconciler reconcile --list-checks`,
 		Args: args(),
@@ -69,16 +79,19 @@ whether or not there is drift too, 4 another run of --deep or --repair is at wor
 	flags.StringSliceVar(&given.checks, "checks", nil, "`ids` of the checks to make (default: all)")
 	flags.BoolVar(&given.listChecks, "list-checks", false, "list the checks and end")
 	flags.BoolVar(&given.deep, "deep", false, "compare every order and every reservation of all scopes")
-	flags.IntVar(&given.rate, "rate", 20_000, "most `reservations` a second that are read one by one (0: no limit)")
+	flags.IntVar(&given.rate, "rate", config.Default().Reconcile.Rate, "most `reservations` a second that are read one by one (0: no limit)")
+	flags.BoolVar(&given.resume, "resume", false, "continue the --deep run of the same selection that was cut off")
+	flags.StringVar(&given.actor, "actor", loginName(), "who repairs, for the audit trail")
 	flags.BoolVar(&given.repair, "repair", false, "put right what is provably safe")
 	flags.BoolVar(&given.yes, "yes", false, "repair without asking")
 	flags.IntVar(&given.maxRepairs, "max-repairs", 0, "most `repairs` of one run (0: no limit)")
 	flags.DurationVar(&given.wait, "wait", 0, "how `long` to wait for another run of --deep or --repair")
 	settingFlag(flags, "reconcile.settle", "settle", "`pause` between two rounds")
-	out := outputFlag(a, cmd)
+	flags.BoolVar(&given.noStore, "no-store", false, "keep the report out of PostgreSQL and reconcile.report_dir")
+	out := reportFlag(a, cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if given.listChecks {
-			return printChecks(out)
+			return printChecks(cmd, out)
 		}
 		options := reconcile.Options{Filter: selected.reconcileFilter(), Checks: given.checks, Deep: given.deep, Rate: given.rate}
 		if err := errors.Join(options.Validate(), given.validate()); err != nil {
@@ -88,11 +101,14 @@ whether or not there is drift too, 4 another run of --deep or --repair is at wor
 		if err != nil {
 			return err
 		}
+		if !flags.Changed("rate") {
+			options.Rate = loaded.Config.Reconcile.Rate
+		}
 		report, err := a.reconcile(cmd.Context(), loaded.Config, options, given)
 		if err != nil {
 			return err
 		}
-		if err := printReport(out, report); err != nil {
+		if err := render.Write(a.stdout, out.format.value, report); err != nil {
 			return err
 		}
 		return reportVerdict(report)
@@ -108,6 +124,8 @@ func (f reconcileFlags) validate() error {
 		return fmt.Errorf("--max-repairs %d is negative", f.maxRepairs)
 	case f.rate < 0:
 		return fmt.Errorf("--rate %d is negative", f.rate)
+	case f.resume && !f.deep:
+		return errors.New("--resume is for --deep: other runs begin anew in no time")
 	case f.wait != 0 && !f.deep && !f.repair:
 		return errors.New("--wait is for --deep and --repair: other runs take no lock")
 	default:
@@ -124,7 +142,7 @@ func (s *selector) reconcileFilter() reconcile.Filter {
 // reconcile connects and runs. A source that cannot be reached is a report
 // too, which says so.
 func (a *app) reconcile(ctx context.Context, c config.Config, o reconcile.Options, given reconcileFlags) (*reconcile.Report, error) {
-	o.Settle, o.Batch = c.Reconcile.Settle, c.Reconcile.Batch
+	o.Settle, o.Batch, o.StuckAfter = c.Reconcile.Settle, c.Reconcile.Batch, c.Transfer.StuckAfter
 	redisstore.RouteLibraryLog(slog.Default())
 	orders, err := pgstore.Open(ctx, pgstore.Config{
 		URL: c.Postgres.URL, MaxConns: c.Postgres.MaxConns, ApplicationName: "reconciler reconcile",
@@ -136,13 +154,6 @@ func (a *app) reconcile(ctx context.Context, c config.Config, o reconcile.Option
 	defer orders.Close()
 	if err := migrations.Check(ctx, orders.Pool()); err != nil {
 		return unreachable(reconcile.SourcePostgres, err)
-	}
-	locks, err := given.lock(ctx, c.Postgres, orders, o.Filter)
-	if err != nil {
-		return unreachable(reconcile.SourcePostgres, err)
-	}
-	if locks != nil {
-		defer func() { _ = locks.Release() }() // the end of the process ends them too
 	}
 	clients, err := redisstore.Open(ctx, c.Redis)
 	if err != nil {
@@ -157,15 +168,30 @@ func (a *app) reconcile(ctx context.Context, c config.Config, o reconcile.Option
 	defer progress.end()
 	o.Progress = progress.report()
 	if given.repair {
-		o.Repair = &reconcile.RepairOptions{Max: given.maxRepairs, Policy: c.Policy(), Approve: func(planned int) bool {
-			progress.end()
-			return a.approveRepairs(planned, given.yes, c.Mode)
-		}}
+		o.Repair = &reconcile.RepairOptions{
+			Actor: given.actor, Max: given.maxRepairs, Policy: c.Policy(), FillDeficit: c.Transfer.FillDeficit == config.FillAuto,
+			Approve: func(planned int) bool {
+				progress.end()
+				return a.approveRepairs(ctx, planned, given.yes, c.Mode)
+			},
+		}
 	}
-	return (&reconcile.Reconciler{
-		Registry: orders, Stocks: stocks, Orders: orders, Members: stocks, Claims: orders, Mender: stocks,
-		Guard: pgstore.RepairGuard{Store: orders, Sighted: stocks.Sighting}, Trail: orders, Nodes: stocks, Server: orders,
-	}).Run(ctx, o)
+	runner := reconciliation.Runner{
+		Reconciler: reconciliation.Reconciler(stocks, orders), Store: orders, Holder: lockHolder(), Log: slog.Default(),
+		Locks:   reconciliation.LockOptions{URL: c.Postgres.URL, ConnectTimeout: c.Postgres.ConnectTimeout},
+		Archive: reportfile.Archive(c.Reconcile.ReportDir),
+	}
+	outcome, err := runner.Run(ctx, reconciliation.Request{
+		Options: o, Resume: given.resume, Wait: given.wait, LockRepairs: true, NoStore: given.noStore,
+		Tasks: given.repair, Actor: given.actor, EscalateAfter: c.Fencer.EscalateAfter,
+	})
+	if err != nil {
+		return unreachable(reconcile.SourcePostgres, err)
+	}
+	if outcome.NotStored != nil {
+		slog.Warn("the report is not stored, or its tasks are not up to date", "run_id", outcome.Report.RunID, "error", outcome.NotStored)
+	}
+	return outcome.Report, nil
 }
 
 // unreachable is the report of a source that cannot be reached; other errors
@@ -175,30 +201,6 @@ func unreachable(source string, err error) (*reconcile.Report, error) {
 		return reconcile.Unreachable(source, err), nil
 	}
 	return nil, err
-}
-
-// lock takes the locks of the run's modes, one for each activity (protocol §5).
-// Other runs take none.
-func (f reconcileFlags) lock(ctx context.Context, c config.Postgres, registry reconcile.Registry, filter reconcile.Filter) (*pgstore.RunLocks, error) {
-	if !f.deep && !f.repair {
-		return nil, nil
-	}
-	skus, err := registry.SKUs(ctx, filter.ActivityID, filter.SKUID)
-	if err != nil {
-		return nil, err
-	}
-	names := map[string]bool{}
-	for _, sku := range skus {
-		if f.deep {
-			names["deep:"+sku.ActivityID] = true
-		}
-		if f.repair {
-			names["repair:"+sku.ActivityID] = true
-		}
-	}
-	return pgstore.LockRuns(ctx, pgstore.RunLockOptions{
-		URL: c.URL, Names: slices.Collect(maps.Keys(names)), Holder: lockHolder(), Wait: f.wait, ConnectTimeout: c.ConnectTimeout,
-	})
 }
 
 // lockHolder is this process as others are told of it.
@@ -211,8 +213,8 @@ func lockHolder() string {
 }
 
 // approveRepairs decides whether the planned repairs are made: with --yes they are, on
-// a terminal a person is asked, and elsewhere they stay a plan.
-func (a *app) approveRepairs(planned int, yes bool, mode string) bool {
+// a terminal a person is asked, and elsewhere they stay a plan. A signal is a no.
+func (a *app) approveRepairs(ctx context.Context, planned int, yes bool, mode string) bool {
 	switch {
 	case mode != config.ModeAct:
 		_, _ = fmt.Fprintf(a.stderr, "%s planned, none made: mode is %s. Set it to act to let repairs change anything.\n", count(planned, "repair"), mode)
@@ -224,9 +226,18 @@ func (a *app) approveRepairs(planned int, yes bool, mode string) bool {
 		return false
 	}
 	_, _ = fmt.Fprintf(a.stderr, "%s planned. Make them? [y/N] ", count(planned, "repair"))
-	answer, _ := bufio.NewReader(a.stdin).ReadString('\n') // no answer is a no
-	answer = strings.ToLower(strings.TrimSpace(answer))
-	return answer == "y" || answer == "yes"
+	answers := make(chan string, 1)
+	go func() { // it ends with the process, if nobody answers
+		answer, _ := bufio.NewReader(a.stdin).ReadString('\n') // no answer is a no
+		answers <- strings.ToLower(strings.TrimSpace(answer))
+	}()
+	select {
+	case answer := <-answers:
+		return answer == "y" || answer == "yes"
+	case <-ctx.Done():
+		_, _ = fmt.Fprintln(a.stderr)
+		return false
+	}
 }
 
 // progress is a bar on standard error while a set pass is under way.
@@ -278,7 +289,10 @@ func reportVerdict(r *reconcile.Report) error {
 	}
 }
 
-func printChecks(out *result) error {
+func printChecks(cmd *cobra.Command, out *result) error {
+	if f := out.format.value; f != render.FormatTable && f != render.FormatJSON {
+		return usageError(cmd, fmt.Errorf("checks are listed as %s or %s, not as %s", render.FormatTable, render.FormatJSON, f))
+	}
 	checks := reconcile.Kinds()
 	rows := make([]table.Row, 0, len(checks))
 	for _, c := range checks {
@@ -290,122 +304,6 @@ func printChecks(out *result) error {
 	}{1, checks}, func() error {
 		return out.table("no checks", table.Row{"CHECK", "SEVERITY", "SOURCE", "LEVEL", "REPAIR", "COMPARES", "READS", "ADVICE"}, rows)
 	})
-}
-
-func printReport(out *result, r *reconcile.Report) error {
-	return out.print(r, func() error {
-		rows := make([]table.Row, 0, len(r.Scopes))
-		for _, s := range r.Scopes {
-			rows = append(rows, scopeRow(s))
-		}
-		none := "no scope is registered"
-		if r.Verdict != reconcile.VerdictConsistent {
-			none = "no scope could be read"
-		}
-		header := table.Row{
-			"SCOPE", "INITIAL", "AVAILABLE", "RESERVED", "RELEASED", "PENDING", "EXPIRY", "ACTIVE", "CANCELLED", "DEVIATION", "VERDICT",
-		}
-		if err := out.table(none, header, rows); err != nil {
-			return err
-		}
-		return errors.Join(printFindings(out, r), printIncomplete(out, r), printSum(out, r))
-	})
-}
-
-// scopeRow is a scope as people read it; "-" stands for what was not read.
-func scopeRow(s reconcile.ScopeReport) table.Row {
-	row := table.Row{s.Reservation().Tag()}
-	redis := s.Redis
-	if redis == nil {
-		redis = &reconcile.RedisCount{}
-	}
-	orders := []*int64{nil, nil}
-	if s.Postgres != nil {
-		orders = []*int64{&s.Postgres.Active, &s.Postgres.Cancelled}
-	}
-	for _, n := range append([]*int64{
-		redis.Initial, redis.Available, redis.Reserved, redis.ReleasedTotal, redis.SendPending, redis.ReservationExpiry,
-	}, orders...) {
-		row = append(row, numberOrDash(n, "%d"))
-	}
-	text := string(s.Verdict)
-	if s.InMotion {
-		text += ", in motion"
-	}
-	return append(row, numberOrDash(s.Deviation, "%+d"), text)
-}
-
-func numberOrDash(n *int64, format string) string {
-	if n == nil {
-		return "-"
-	}
-	return fmt.Sprintf(format, *n)
-}
-
-// shownRows bounds what people are shown of a list; programs get all of it.
-const shownRows = 50
-
-func printFindings(out *result, r *reconcile.Report) error {
-	if len(r.Findings) == 0 {
-		return nil
-	}
-	var rows []table.Row
-	for _, f := range r.Findings[:min(len(r.Findings), shownRows)] {
-		rows = append(rows, table.Row{f.Severity, f.Check, f.Subject, f.Rounds, f.Message + "; " + f.Repair.Detail, repairState(f.Repair)})
-	}
-	return errors.Join(
-		out.line(""),
-		out.table("", table.Row{"SEVERITY", "CHECK", "SUBJECT", "ROUNDS", "FINDING", "REPAIR"}, rows),
-		printRest(out, len(r.Findings)))
-}
-
-// repairState is what became of a repair, or "-" where none was asked for.
-func repairState(r reconcile.Repair) string {
-	if r.State == reconcile.RepairStateNone {
-		return "-"
-	}
-	return string(r.State)
-}
-
-func printIncomplete(out *result, r *reconcile.Report) error {
-	if len(r.Incomplete) == 0 {
-		return nil
-	}
-	var rows []table.Row
-	for _, i := range r.Incomplete[:min(len(r.Incomplete), shownRows)] {
-		scope := "all"
-		if i.Scope != nil {
-			scope = i.Scope.Reservation().Tag()
-		}
-		rows = append(rows, table.Row{i.Source, scope, i.Reason})
-	}
-	return errors.Join(
-		out.line(""),
-		out.table("", table.Row{"INCOMPLETE", "SCOPE", "WHY"}, rows),
-		printRest(out, len(r.Incomplete)))
-}
-
-func printRest(out *result, n int) error {
-	if n <= shownRows {
-		return nil
-	}
-	return out.line("and %d more: see --output json", n-shownRows)
-}
-
-func printSum(out *result, r *reconcile.Report) error {
-	repaired := 0
-	for _, f := range r.Findings {
-		if f.Repair.State == reconcile.RepairStateDone {
-			repaired++
-		}
-	}
-	findings := count(len(r.Findings)-repaired, "finding")
-	if repaired > 0 {
-		findings += fmt.Sprintf(", %d repaired", repaired)
-	}
-	return errors.Join(out.line(""), out.line("%s: %s, %s, %d incomplete (%s)", r.Verdict,
-		count(len(r.Scopes), "scope"), findings, len(r.Incomplete),
-		r.FinishedAt.Sub(r.StartedAt).Round(time.Millisecond)))
 }
 
 // count is a number with its noun.

@@ -48,6 +48,8 @@ evidence or an unreachable dependency, 4 another run holds the lock.`)
 		newReconcile(a),
 		newTransfer(a),
 		newRebalance(a),
+		newReport(a),
+		newPurge(a),
 		newTask(a),
 		newJob(a),
 		newBroker(a),

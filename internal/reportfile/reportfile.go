@@ -116,3 +116,15 @@ func (f File) Remove() error {
 	}
 	return nil
 }
+
+// Archive is [Write] into dir, as what keeps each report; nil without a
+// directory.
+func Archive(dir string) func(*reconcile.Report) error {
+	if dir == "" {
+		return nil
+	}
+	return func(r *reconcile.Report) error {
+		_, err := Write(dir, r)
+		return err
+	}
+}

@@ -222,7 +222,7 @@ func deviationChart(scopes []reconcile.ScopeReport) chart.Bars {
 		Series: []string{"deviation"}, Signed: true,
 	}
 	for _, s := range scopes {
-		if s.Deviation == nil || *s.Deviation != 0 {
+		if s.Verdict == reconcile.VerdictIncomplete || s.Deviation != nil && *s.Deviation != 0 {
 			b.Groups = append(b.Groups, chart.Group{Label: s.Reservation().Tag(), Values: []float64{value(s.Deviation)}, Class: 3})
 		}
 	}
