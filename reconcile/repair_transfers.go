@@ -10,8 +10,9 @@ import (
 
 // Mover moves units between the buckets of a version (protocol §4, transfer).
 type Mover interface {
-	// FinishTransfers drives the transfers of the scopes' versions.
-	FinishTransfers(ctx context.Context, scopes []reservation.Scope) error
+	// FinishTransfers drives the transfers of the scopes' versions; with fill also
+	// by units of buckets that have no part in them.
+	FinishTransfers(ctx context.Context, scopes []reservation.Scope, fill bool) error
 	// FillDeficit gives a scope so many units of other buckets, as far as they can
 	// spare them, and says how many came.
 	FillDeficit(ctx context.Context, scope reservation.Scope, units int64) (int64, error)
@@ -45,7 +46,7 @@ func (p *repairer) finishTransfers(ctx context.Context, items []*item) {
 		scopes[k], i.finding.Repair.Before = i.finding.Scope.Reservation(), i.finding.Evidence.Redis
 	}
 	p.noted(ctx, items, func(ctx context.Context) {
-		err := p.mover.FinishTransfers(ctx, scopes)
+		err := p.mover.FinishTransfers(ctx, scopes, p.options.FillDeficit)
 		for _, i := range items {
 			i.finding.Repair.After = p.markers(ctx, i.finding.Scope.Reservation())
 			if err != nil {

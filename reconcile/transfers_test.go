@@ -63,7 +63,7 @@ func TestTransferOnItsWayIsNoFinding(t *testing.T) {
 		s.want(s.run(s.options()), consistent...)
 		s.out(row)
 		s.want(s.run(s.options()), consistent...)
-		if err := s.filler(s.reconciler()).FinishTransfers(t.Context(), s.scopes); err != nil {
+		if err := s.filler(s.reconciler()).FinishTransfers(t.Context(), s.scopes, false); err != nil {
 			t.Fatal(err)
 		}
 		s.want(s.run(s.options()), consistent...)

@@ -18,18 +18,39 @@ type Filler struct {
 }
 
 // FinishTransfers drives the transfers of the versions that the scopes are
-// buckets of.
-func (f *Filler) FinishTransfers(ctx context.Context, scopes []reservation.Scope) error {
+// buckets of. With fill it also helps pairs whose units are in both buckets while
+// both are sold out: the unit too many has been sold there, and the one that is
+// left over for it is in a third bucket. It is moved to the donor, which then
+// makes up for its leg.
+func (f *Filler) FinishTransfers(ctx context.Context, scopes []reservation.Scope, fill bool) error {
 	var errs []error
 	done := map[Key]bool{}
 	for _, s := range scopes {
 		if key := KeyOf(s); !done[key] {
 			done[key] = true
-			_, err := f.Worker.Drive(ctx, FilterOf(key))
-			errs = append(errs, err)
+			errs = append(errs, f.finish(ctx, key, fill))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (f *Filler) finish(ctx context.Context, key Key, fill bool) error {
+	if _, err := f.Worker.Drive(ctx, FilterOf(key)); err != nil || !fill {
+		return err
+	}
+	books, err := f.Planner.open(ctx, Request{Key: key})
+	if err != nil {
+		return err
+	}
+	for _, p := range books.Unequal() {
+		if Next(p).Verb != Wait || p.Held {
+			continue
+		}
+		if _, err := f.FillDeficit(ctx, p.Transfer.DonorScope(), -p.InTransit()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // FillDeficit plans transfers of so many units to a bucket, from those that have

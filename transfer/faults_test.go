@@ -295,7 +295,7 @@ func random(t *testing.T, seeds uint64, steps int) {
 	}
 }
 
-func TestRandomHistories(t *testing.T) { random(t, 150, 60) }
+func TestRandomHistories(t *testing.T) { random(t, 100, 60) }
 
 // What the protocol's model found of the naive rule, on a real Redis: run OUT,
 // run IN, close the row. Each leg is idempotent by its marker, and units are lost

@@ -328,7 +328,7 @@ func (w *world) drain() {
 		}
 		before := w.numbers()
 		w.restore()
-		w.pass()
+		w.must(filler.FinishTransfers(w.Context(), []reservation.Scope{w.key.Scope(0)}, true))
 		for _, b := range w.version.Buckets {
 			if r := w.stock(b.ID); r.Reserved < w.orders[b.ID] && r.Available == 0 {
 				_, err := filler.FillDeficit(w.Context(), w.key.Scope(b.ID), w.orders[b.ID]-r.Reserved)

@@ -321,9 +321,9 @@ type Transfer struct {
 	// For how long the units that left one bucket and those that came into the
 	// other may differ before reconciliation reports stuck_transfer.
 	StuckAfter time.Duration `koanf:"stuck_after"`
-	// What becomes of an order for which its bucket has no unit left, while other
-	// buckets have some. auto: a repair moves a unit. off: it waits until one comes
-	// free in its bucket.
+	// What becomes of an order for which its bucket has no unit left, and of a
+	// transfer that cannot be finished for want of one, while other buckets have
+	// some. auto: a repair moves a unit. off: it waits until one comes free.
 	FillDeficit string `koanf:"fill_deficit" oneof:"off auto"`
 }
 
