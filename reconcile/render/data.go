@@ -23,6 +23,7 @@ func writeJSON(w io.Writer, r *reconcile.Report, _ tally) error {
 const (
 	rowFinding    = "finding"
 	rowIncomplete = "incomplete" // what was not read is a row too: no rows must mean no contradiction
+	rowNotMade    = "not_made"   // and so is a check that had nothing to compare
 	rowOmitted    = "omitted"    // findings that a stored report counts and does not contain
 )
 
@@ -52,6 +53,14 @@ func writeJSONL(w io.Writer, r *reconcile.Report, _ tally) error {
 			return err
 		}
 	}
+	for _, n := range notMadeRows(r) {
+		if err := enc.Encode(struct {
+			line
+			notMadeRow
+		}{head(rowNotMade), n}); err != nil {
+			return err
+		}
+	}
 	for _, o := range omittedRows(r) {
 		if err := enc.Encode(struct {
 			line
@@ -61,6 +70,20 @@ func writeJSONL(w io.Writer, r *reconcile.Report, _ tally) error {
 		}
 	}
 	return nil
+}
+
+// notMadeRow is why a check was not made.
+type notMadeRow struct {
+	Check  string `json:"check"`
+	Reason string `json:"reason"`
+}
+
+func notMadeRows(r *reconcile.Report) []notMadeRow {
+	var rows []notMadeRow
+	for _, check := range slices.Sorted(maps.Keys(r.NotMade)) {
+		rows = append(rows, notMadeRow{check, r.NotMade[check]})
+	}
+	return rows
 }
 
 // omittedRow is how many findings of a check are left out.
@@ -126,6 +149,11 @@ func csvRows(r *reconcile.Report) func(yield func(csvRow) bool) {
 		}
 		for _, i := range r.Incomplete {
 			if !yield(csvRow{kind: rowIncomplete, scope: i.Scope, subject: i.Source, message: i.Reason}) {
+				return
+			}
+		}
+		for _, n := range notMadeRows(r) {
+			if !yield(csvRow{kind: rowNotMade, check: n.Check, message: n.Reason}) {
 				return
 			}
 		}

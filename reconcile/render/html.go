@@ -52,6 +52,7 @@ type pageData struct {
 	MoreRows int // scopes
 	Unread   []pageUnread
 	MoreRead int // incomplete entries
+	NotMade  []notMadeRow
 	Omitted  int
 }
 
@@ -96,7 +97,7 @@ func writeHTML(w io.Writer, r *reconcile.Report, t tally) error {
 			{"Findings", t.findingsText()},
 			{"Incomplete", strconv.Itoa(t.incomplete)},
 		},
-		Charts: charts(r, t), Columns: numberHeads, Omitted: t.omitted,
+		Charts: charts(r, t), Columns: numberHeads, Omitted: t.omitted, NotMade: notMadeRows(r),
 		MoreRows: max(len(r.Scopes)-pageRows, 0), MoreRead: max(len(r.Incomplete)-pageRows, 0),
 	}
 	for _, step := range nextSteps(r, t) {

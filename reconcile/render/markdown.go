@@ -38,6 +38,7 @@ func writeMarkdown(w io.Writer, r *reconcile.Report, t tally) error {
 	m.printf("\n")
 	m.findings(t)
 	m.incomplete(r)
+	m.notMade(r)
 	m.scopes(r)
 	_, err := io.WriteString(w, strings.TrimRight(m.String(), "\n")+"\n")
 	return err
@@ -111,6 +112,17 @@ func (m *markdown) incomplete(r *reconcile.Report) {
 	m.printf("### Incomplete\n\n")
 	m.table([]string{"Source", "Scope", "Why"}, rows)
 	m.rest(len(r.Incomplete) - len(rows))
+}
+
+func (m *markdown) notMade(r *reconcile.Report) {
+	var rows [][]string
+	for _, n := range notMadeRows(r) {
+		rows = append(rows, []string{code(n.Check), plain(n.Reason)})
+	}
+	if len(rows) > 0 {
+		m.printf("### Checks that were not made\n\n")
+		m.table([]string{"Check", "Why"}, rows)
+	}
 }
 
 func (m *markdown) scopes(r *reconcile.Report) {

@@ -126,6 +126,7 @@ func partial() *reconcile.Report {
 		{Source: reconcile.SourceRedis, Scope: &at, Reason: "read the stock: i/o timeout"},
 		{Source: reconcile.SourcePostgres, Reason: "the registry changed"},
 	}
+	r.NotMade = map[string]string{reconcile.CheckSoldMismatch: "not applicable: no counter is named"}
 	r.Omitted, r.OmittedRepaired = map[string]int{reconcile.CheckLostReservation: 3}, map[string]int{reconcile.CheckStatusBehind: 4}
 	return settle(r)
 }
@@ -202,6 +203,14 @@ func random(t *rapid.T) *reconcile.Report {
 		r.Findings = append(r.Findings, f)
 		r.Summary[c.ID] += 0 // it was made
 	}
+	for _, c := range checks {
+		if _, made := r.Summary[c.ID]; !made && rapid.IntRange(0, 5).Draw(t, "not made") == 0 {
+			if r.NotMade == nil {
+				r.NotMade = map[string]string{}
+			}
+			r.NotMade[c.ID] = text.Draw(t, "why")
+		}
+	}
 	for range rapid.IntRange(0, 3).Draw(t, "incomplete") {
 		at := drawScope()
 		i := reconcile.Incomplete{Source: reconcile.SourceRedis, Reason: text.Draw(t, "reason")}
@@ -256,7 +265,7 @@ var readers = map[string]func(t rapid.TB, written string, r *reconcile.Report) s
 			}
 			s.add(line.Kind, line.Check, line.Repair.State == reconcile.RepairStateDone || line.Repaired, max(line.Count, 1))
 		}
-		if lines := strings.Count(written, "\n"); lines != len(r.Findings)+len(r.Incomplete)+len(r.Omitted)+len(r.OmittedRepaired) {
+		if lines := strings.Count(written, "\n"); lines != len(r.Findings)+len(r.Incomplete)+len(r.NotMade)+len(r.Omitted)+len(r.OmittedRepaired) {
 			t.Fatalf("%d lines", lines)
 		}
 		return s
@@ -330,6 +339,7 @@ func (s *seen) add(kind, check string, repaired bool, n int) {
 	switch {
 	case kind == "incomplete":
 		s.incomplete++
+	case kind == "not_made":
 	case !repaired:
 		s.standing[check] += n
 	}

@@ -32,6 +32,13 @@ func writeTable(w io.Writer, r *reconcile.Report, t tally) error {
 	if len(r.Incomplete) > 0 {
 		parts = append(parts, incompleteTable(r))
 	}
+	if rows := notMadeRows(r); len(rows) > 0 {
+		var lines []table.Row
+		for _, n := range rows {
+			lines = append(lines, table.Row{n.Check, printable(n.Reason)})
+		}
+		parts = append(parts, tabular.Render(table.Row{"NOT MADE", "WHY"}, lines))
+	}
 	if t.omitted > 0 {
 		parts = append(parts, fmt.Sprintf("The stored report does not contain %s more.", count(t.omitted, "finding")))
 	}
