@@ -14,6 +14,10 @@ type Members interface {
 	// ResultPages reads one page of a request shard for each request, with the
 	// promise of ExpiryPages.
 	ResultPages(ctx context.Context, requests []ShardRequest) []ShardReply
+	// OwnResults reads the result of each reservation's own request: the one
+	// that the query names, or else its hash. It is "" where there is none, and
+	// where it could not be read: whoever looks closer learns why.
+	OwnResults(ctx context.Context, queries []MemberQuery) []string
 	// Results reads single request results again; one that is gone has no value.
 	Results(ctx context.Context, results []RequestResult) []ResultReply
 	// IndexPages reads one page of an index for each request, with the promise

@@ -219,7 +219,7 @@ func (p *sets) walkOrders(ctx context.Context, k *skuReading, at *SKUProgress) e
 			p.failSKU(k.sku, err)
 			return nil
 		}
-		if err := p.look(ctx, queries); err != nil {
+		if err := p.lookUnnamed(ctx, queries); err != nil {
 			return err
 		}
 		if p.anyFailed(at.Scopes) { // its members were not compared: a run that goes on begins here
@@ -341,7 +341,7 @@ func (p *sets) walkIndexes(ctx context.Context, s reservation.Scope) error {
 			for i, id := range reply.IDs {
 				queries[i].Ref = Ref{s, id}
 			}
-			if err := p.look(ctx, queries); err != nil {
+			if err := p.lookUnnamed(ctx, queries); err != nil {
 				return err
 			}
 			cursor = reply.Cursor

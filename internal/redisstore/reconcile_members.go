@@ -79,6 +79,41 @@ func pttl(ctx context.Context, pipe redis.Pipeliner, key string) *redis.IntCmd {
 	return cmd
 }
 
+// OwnResults reads the results of the reservations' own requests.
+func (s *Store) OwnResults(ctx context.Context, queries []reconcile.MemberQuery) []string {
+	requests := make([]string, len(queries))
+	hashes := make([]*redis.StringCmd, len(queries))
+	pipe := s.reading.Pipeline()
+	for i, q := range queries {
+		if requests[i] = q.RequestID; requests[i] == "" {
+			hashes[i] = pipe.HGet(ctx, q.Scope.ReservationKey(q.ID), "request_id")
+		}
+	}
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	if pipe.Len() > 0 {
+		_, _ = pipe.Exec(bound) // what has no reply has no request
+	}
+	results := make([]*redis.StringCmd, len(queries))
+	pipe = s.reading.Pipeline()
+	for i, q := range queries {
+		if hashes[i] != nil {
+			requests[i], _ = stringOf(hashes[i])
+		}
+		if requests[i] != "" {
+			results[i] = pipe.HGet(ctx, q.Scope.RequestKey(requests[i]), requests[i])
+		}
+	}
+	if pipe.Len() > 0 {
+		_, _ = pipe.Exec(bound)
+	}
+	values := make([]string, len(queries))
+	for i, cmd := range results {
+		values[i], _ = stringOf(cmd)
+	}
+	return values
+}
+
 // stringOf is a command's reply; "" where it was not asked for or has none. A
 // key of another type names nothing either.
 func stringOf(cmd *redis.StringCmd) (string, error) {
