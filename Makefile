@@ -12,6 +12,7 @@ GOVULNCHECK   := .bin/govulncheck
 GOVULNCHECK_VERSION := v1.9.0
 # The vulnerability database as a module: it comes through the module proxy and is the same for everyone.
 VULNDB_VERSION := v0.0.0-20261105234957-e22db6528018
+NFPM_VERSION  := v2.48.0
 DEVSTACK      := .bin/devstack
 RECONCILER    := .bin/reconciler
 
@@ -49,6 +50,14 @@ demo: build ## break a whole flash sale and watch the daemon repair it; leaves .
 build: ## build the daemon, .bin/reconciler
 	@$(GO) build -o $(RECONCILER) ./cmd/reconciler
 
+# make package VERSION=1.2.0 ARCH=arm64
+VERSION ?=
+ARCH    ?=
+
+.PHONY: package
+package: ## build the Debian package, dist/reconciler_*.deb (VERSION=1.2.0 ARCH=arm64)
+	@GO='$(GO)' NFPM_VERSION='$(NFPM_VERSION)' deploy/package.sh '$(VERSION)' '$(ARCH)'
+
 .PHONY: test
 test: $(DEVSTACK) $(GOLANGCI_LINT) ## vet, lint and test on real services (PKG=./lua/..., TESTFLAGS='-run X')
 	$(GO) vet ./...
@@ -59,6 +68,10 @@ test: $(DEVSTACK) $(GOLANGCI_LINT) ## vet, lint and test on real services (PKG=.
 .PHONY: test-slow
 test-slow: $(DEVSTACK) ## only the slow tests: faults and installation
 	$(WITH_TEST_STACK) $(GO) test -timeout 30m -p 1 -tags slow -run '^TestSlow' $(TESTFLAGS) $(PKG)
+
+.PHONY: test-package
+test-package: $(DEVSTACK) ## only the slow tests of the package: it is installed on a Debian 12 that systemd runs (as root)
+	$(WITH_TEST_STACK) $(GO) test -timeout 20m -count 1 -tags slow -v $(TESTFLAGS) ./deploy
 
 .PHONY: test-all
 test-all: test test-slow ## everything: test and test-slow

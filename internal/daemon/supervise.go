@@ -35,10 +35,10 @@ func orNobody(s Supervisor) Supervisor {
 // CloseLimit is the time that [Daemon.Close] should be given.
 const CloseLimit = 5 * time.Second
 
-// stopLimit is how long a stop takes at most: the passes, the lease, the HTTP
+// StopLimit is how long a stop takes at most: the passes, the lease, the HTTP
 // server, the connections and the last traces, one after the other.
-func (d *Daemon) stopLimit() time.Duration {
-	return d.cfg.Run.StopTimeout + releaseLimit + adminStopLimit + 2*CloseLimit
+func StopLimit(c config.Config) time.Duration {
+	return c.Run.StopTimeout + releaseLimit + adminStopLimit + 2*CloseLimit
 }
 
 // Stalled says which jobs make no progress any more, nil while all do. An
