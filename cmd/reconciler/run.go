@@ -14,6 +14,7 @@ import (
 	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/schedule"
+	"github.com/seckill/reconciler/reconcile/render"
 )
 
 func newRun(a *app) *cobra.Command {
@@ -141,6 +142,9 @@ func printVerdict(out *result, v daemon.Verdict) error {
 			if err := out.line("%s: %s", job.Job, orDash(schedule.Result(job.Counts).String())); err != nil {
 				return err
 			}
+		}
+		if r := v.Reconciliation; r != nil {
+			return errors.Join(out.line(""), render.Write(out.a.stdout, render.FormatTable, r))
 		}
 		return nil
 	})

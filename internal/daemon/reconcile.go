@@ -13,6 +13,7 @@ import (
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/reconciliation"
 	"github.com/seckill/reconciler/internal/redisstore"
+	"github.com/seckill/reconciler/internal/reportfile"
 	"github.com/seckill/reconciler/internal/schedule"
 	"github.com/seckill/reconciler/reconcile"
 )
@@ -58,7 +59,7 @@ func (d *Daemon) openComparison(ctx context.Context) (err error) {
 	c.runner = &reconciliation.Runner{
 		Reconciler: reconciliation.Reconciler(redis, c.postgres), Store: c.postgres,
 		Locks:  reconciliation.LockOptions{URL: p.URL, ConnectTimeout: p.ConnectTimeout},
-		Holder: holder(), Log: d.log,
+		Holder: holder(), Log: d.log, Archive: reportfile.Archive(d.cfg.Reconcile.ReportDir),
 	}
 	return nil
 }
