@@ -13,6 +13,7 @@ import (
 	"github.com/seckill/reconciler/lua"
 	"github.com/seckill/reconciler/reconcile"
 	"github.com/seckill/reconciler/reservation"
+	"github.com/seckill/reconciler/transfer"
 )
 
 // Recounting is what a recount rests on: the stock that was seen, the evidence
@@ -181,30 +182,29 @@ func (a *Approver) count(ctx context.Context, scope reservation.Scope) (Recounti
 	return r, nil
 }
 
-// initial is what the bucket was given. Units that transfers brought or took
-// would have to be added: with any, nothing is proposed.
+// initial is what the bucket was given: as registered, and what transfers brought
+// and took by its own markers, which change together with its stock.
 func (a *Approver) initial(ctx context.Context, scope reservation.Scope) (int64, error) {
-	transfers, err := a.Postgres.TransfersOf(ctx, scope)
+	key := transfer.KeyOf(scope)
+	versions, err := a.Postgres.Versions(ctx, transfer.FilterOf(key))
 	if err != nil {
 		return 0, err
 	}
-	if transfers > 0 {
-		return 0, notNow("%d transfers have moved units to or from the bucket: its registered stock is not its own any more, see `reconciler transfer list`", transfers)
+	if len(versions) != 1 || !slices.ContainsFunc(versions[0].Buckets, func(b transfer.Bucket) bool { return b.ID == scope.Bucket }) {
+		return 0, notNow("the scope is not registered, or past its retention")
 	}
-	skus, err := a.Postgres.SKUs(ctx, scope.ActivityID, scope.SKUID)
-	if err != nil {
-		return 0, err
-	}
-	for _, sku := range skus {
-		for _, v := range sku.Versions {
-			for _, b := range v.Buckets {
-				if v.Number == scope.Version && b.ID == scope.Bucket && !b.Expired {
-					return b.Initial, nil
-				}
-			}
+	var ids []string
+	for _, t := range versions[0].Transfers {
+		if t.Donor == scope.Bucket || t.Receiver == scope.Bucket {
+			ids = append(ids, t.ID)
 		}
 	}
-	return 0, notNow("the scope is not registered, or past its retention")
+	markers, err := a.Redis.TransferMarkers(ctx, scope, ids)
+	if err != nil {
+		return 0, notNow("%v", err)
+	}
+	books := transfer.Books{Version: versions[0], Buckets: map[int64]transfer.Reading{scope.Bucket: {Markers: markers}}}
+	return books.Expected(scope.Bucket), nil
 }
 
 // take counts what the report says is held. The report is complete.

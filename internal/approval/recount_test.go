@@ -190,11 +190,7 @@ func TestRecountThatMoved(t *testing.T) {
 		"a reservation that nothing finds": func(s *shop) {
 			s.redis.ZRem(s.t.Context(), s.scope.IndexKey(reservation.ReservationExpiry), s.ids[2])
 		},
-		"units that a transfer brought": func(s *shop) {
-			s.exec(`INSERT INTO seckill.scope SELECT (jsonb_populate_record(s, '{"bucket_id": 1}')).* FROM seckill.scope AS s`)
-			s.exec(`INSERT INTO seckill.bucket_transfer (transfer_id, activity_id, sku_id, activity_version, donor_bucket, receiver_bucket, amount, created_by)
-				VALUES ('t', $1, $2, $3, 1, 0, 5, 'test')`, s.scope.ActivityID, s.scope.SKUID, s.scope.Version)
-		},
+		"units that a transfer brought": func(s *shop) { s.brought(5) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -219,6 +215,29 @@ func TestRecountThatMoved(t *testing.T) {
 			}
 		})
 	}
+}
+
+// brought makes the bucket one that a transfer brought units, with its marker.
+func (s *shop) brought(units int) {
+	s.t.Helper()
+	s.exec(`INSERT INTO seckill.scope SELECT (jsonb_populate_record(s, '{"bucket_id": 1}')).* FROM seckill.scope AS s`)
+	s.exec(`INSERT INTO seckill.bucket_transfer (transfer_id, activity_id, sku_id, activity_version, donor_bucket, receiver_bucket, amount, created_by)
+		VALUES ('t', $1, $2, $3, 1, 0, $4, 'test')`, s.scope.ActivityID, s.scope.SKUID, s.scope.Version, units)
+	s.redis.HSet(s.t.Context(), s.scope.TransferKey("t"), "leg", "in", "amount", units, "updated_at_ms", 1)
+}
+
+// A bucket to which a transfer brought units is recounted with them.
+func TestRecountCountsTransfers(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.sold()
+	s.brought(5)
+	s.setStock("available", 5)
+	task := s.task(reconcile.CheckInvariantBroken)
+	s.pause()
+	report := s.mustApprove(task, all)
+	wantOutcomes(t, report, map[approval.Outcome]int{approval.Applied: 1})
+	s.wantStock(units+5-4, 4, 1)
 }
 
 // What cannot be read completely is not recounted.

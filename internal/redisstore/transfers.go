@@ -103,6 +103,38 @@ func outcomeOf[C code](r *lua.Result[lua.TransferReply[C]]) func() transfer.Outc
 	}
 }
 
+// TransferMarkers reads a bucket's markers of transfers alone, for a bucket whose
+// stock no script reads any more. A marker that is none is an error.
+func (s *Store) TransferMarkers(ctx context.Context, scope reservation.Scope, ids []string) (map[string]transfer.Marker, error) {
+	markers := make(map[string]transfer.Marker, len(ids))
+	if len(ids) == 0 {
+		return markers, nil
+	}
+	bound, cancel := s.bound(ctx)
+	defer cancel()
+	pipe := s.reading.Pipeline()
+	reads := make([]*redis.SliceCmd, len(ids))
+	for i, id := range ids {
+		reads[i] = pipe.HMGet(bound, scope.TransferKey(id), "leg", "amount")
+	}
+	if _, err := pipe.Exec(bound); err != nil {
+		return nil, fmt.Errorf("read the transfers of %s: %w", scope, err)
+	}
+	for i, id := range ids {
+		leg, _ := reads[i].Val()[0].(string)
+		amount, _ := reads[i].Val()[1].(string)
+		if leg == "" && amount == "" {
+			continue
+		}
+		n, err := reservation.ParseNumber(amount)
+		if err != nil || (leg != string(transfer.LegOut) && leg != string(transfer.LegIn)) {
+			return nil, fmt.Errorf("the marker %s is none: leg %q, amount %q", scope.TransferKey(id), leg, amount)
+		}
+		markers[id] = transfer.Marker{Leg: transfer.Leg(leg), Amount: n}
+	}
+	return markers, nil
+}
+
 // requestPage is how many scopes' shards are counted in one pipeline.
 const requestPage = 16
 
