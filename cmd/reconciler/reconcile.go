@@ -155,9 +155,17 @@ func (a *app) reconcile(ctx context.Context, c config.Config, o reconcile.Option
 	if err := migrations.Check(ctx, orders.Pool()); err != nil {
 		return unreachable(reconcile.SourcePostgres, err)
 	}
+	runner := reconciliation.Runner{
+		Store: orders, Holder: lockHolder(), Log: slog.Default(),
+		Locks:   reconciliation.LockOptions{URL: c.Postgres.URL, ConnectTimeout: c.Postgres.ConnectTimeout},
+		Archive: reportfile.Archive(c.Reconcile.ReportDir),
+	}
 	clients, err := redisstore.Open(ctx, c.Redis)
+	if isUnreachable(err) {
+		return stored(runner.Unreachable(ctx, reconciliation.Request{Options: o, NoStore: given.noStore}, reconcile.SourceRedis, err)), nil
+	}
 	if err != nil {
-		return unreachable(reconcile.SourceRedis, err)
+		return nil, err
 	}
 	defer func() { _ = clients.Close() }() // nothing is in flight
 	stocks, err := redisstore.New(clients, c.Redis.CommandTimeout)
@@ -176,11 +184,7 @@ func (a *app) reconcile(ctx context.Context, c config.Config, o reconcile.Option
 			},
 		}
 	}
-	runner := reconciliation.Runner{
-		Reconciler: reconciliation.Reconciler(stocks, orders), Store: orders, Holder: lockHolder(), Log: slog.Default(),
-		Locks:   reconciliation.LockOptions{URL: c.Postgres.URL, ConnectTimeout: c.Postgres.ConnectTimeout},
-		Archive: reportfile.Archive(c.Reconcile.ReportDir),
-	}
+	runner.Reconciler = reconciliation.Reconciler(stocks, orders)
 	outcome, err := runner.Run(ctx, reconciliation.Request{
 		Options: o, Resume: given.resume, Wait: given.wait, LockRepairs: true, NoStore: given.noStore,
 		Tasks: given.repair, Actor: given.actor, EscalateAfter: c.Fencer.EscalateAfter,
@@ -188,10 +192,16 @@ func (a *app) reconcile(ctx context.Context, c config.Config, o reconcile.Option
 	if err != nil {
 		return unreachable(reconcile.SourcePostgres, err)
 	}
-	if outcome.NotStored != nil {
-		slog.Warn("the report is not stored, or its tasks are not up to date", "run_id", outcome.Report.RunID, "error", outcome.NotStored)
+	return stored(outcome), nil
+}
+
+// stored is the report of an outcome; that it could not be stored is only a
+// warning.
+func stored(o reconciliation.Outcome) *reconcile.Report {
+	if o.NotStored != nil {
+		slog.Warn("the report is not stored, or its tasks are not up to date", "run_id", o.Report.RunID, "error", o.NotStored)
 	}
-	return outcome.Report, nil
+	return o.Report
 }
 
 // unreachable is the report of a source that cannot be reached; other errors

@@ -221,6 +221,14 @@ func TestReconcileWithoutItsServices(t *testing.T) {
 		if len(report.Incomplete) != 1 || report.Incomplete[0].Source != service.Name() || report.Incomplete[0].Scope != nil {
 			t.Errorf("without %s: %+v", service.Name(), report.Incomplete)
 		}
+		if service == stack.Redis() { // that nothing could be compared is stored too
+			status, stdout, stderr := r.program("report", "show", "latest", "--output", "json")
+			var stored reconcile.Report
+			wantJSON(t, stdout, &stored)
+			if status != exitDone || stored.RunID != report.RunID || stored.Verdict != reconcile.VerdictIncomplete {
+				t.Errorf("status %d, stored is %+v\n%s", status, stored, stderr)
+			}
+		}
 		if err := service.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}

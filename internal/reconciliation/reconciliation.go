@@ -204,13 +204,38 @@ func (r *Runner) begin(ctx context.Context, q Request, o *reconcile.Options) err
 		}
 	}
 	o.RunID = reconcile.NewRunID()
-	mode := reconcile.ModeQuick
-	if o.Deep {
-		mode = reconcile.ModeDeep
-	}
+	return r.beginNew(ctx, *o, time.Now())
+}
+
+func (r *Runner) beginNew(ctx context.Context, o reconcile.Options, at time.Time) error {
 	return r.Store.BeginRun(ctx, pgstore.NewRun{
-		ID: o.RunID, Mode: mode, Selection: pgstore.Selection(*o), StartedBy: r.Holder, StartedAt: time.Now(),
+		ID: o.RunID, Mode: modeOf(o), Selection: pgstore.Selection(o), StartedBy: r.Holder, StartedAt: at,
 	})
+}
+
+func modeOf(o reconcile.Options) string {
+	if o.Deep {
+		return reconcile.ModeDeep
+	}
+	return reconcile.ModeQuick
+}
+
+// Unreachable makes, stores and archives the report of a run that could not
+// begin, because a source other than PostgreSQL cannot be reached. It needs no
+// Reconciler.
+func (r *Runner) Unreachable(ctx context.Context, q Request, source string, cause error) Outcome {
+	report := reconcile.Unreachable(source, cause)
+	report.Mode = modeOf(q.Options)
+	out := Outcome{Report: report}
+	if q.NoStore {
+		return out
+	}
+	q.Options.RunID = report.RunID
+	if out.NotStored = r.beginNew(ctx, q.Options, report.StartedAt); out.NotStored == nil {
+		out.NotStored = r.Store.FinishRun(ctx, report)
+	}
+	out.NotStored = errors.Join(out.NotStored, r.archive(report))
+	return out
 }
 
 // reconcile makes the run, and gives signs of life meanwhile if it is stored.
