@@ -124,8 +124,8 @@ func (s *scopeState) stats(now time.Duration) ScopeStats {
 }
 
 // HotScopes are the n scopes with most requests in the last full second, the
-// hottest first. Far more in one than in the others is a hot key: see the
-// operations guide before you answer it with more buckets.
+// hottest first. One with far more than the others is a hot key; it is one slot,
+// which buckets of another version may spread, once it is measured to be the limit.
 func (g *Gateway) HotScopes(n int) []ScopeStats {
 	now := g.now()
 	var all []ScopeStats
