@@ -86,7 +86,7 @@ test-down: $(DEVSTACK) ## end the shared test stack
 
 .PHONY: bench
 bench: $(DEVSTACK) ## each stage of the daemon and each level of a reconciliation beside bare loops of the same round trips, as ratios
-	@$(WITH_TEST_STACK) $(GO) test -timeout 30m -count 1 -p 1 -tags bench -run '^TestBench' -v $(TESTFLAGS) ./internal/daemon ./reconcile
+	@$(WITH_TEST_STACK) $(GO) test -timeout 30m -count 1 -p 1 -tags bench -run '^TestBench' -v $(TESTFLAGS) ./internal/daemon ./reconcile ./client
 
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## run the linters (make lint FIX=1 corrects what it can)
