@@ -62,6 +62,7 @@ func newSale(t *testing.T, stack *devstack.Stack, change ...func(*config.Config)
 	for _, f := range change {
 		f(&c)
 	}
+	limitRights(t, &c)
 	s.config = c
 
 	s.redis = redis.NewUniversalClient(lua.ClientOptions(&redis.UniversalOptions{Addrs: c.Redis.Addrs, ReadTimeout: 5 * time.Second}))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -92,39 +93,67 @@ var examined = []struct {
 func (s *Store) tableScans(ctx context.Context) ([]probe.TableScan, error) {
 	var found []probe.TableScan
 	for _, q := range examined {
+		action := "explain the query for " + q.name
 		var text []byte
 		if err := s.pool.QueryRow(ctx, "EXPLAIN (FORMAT JSON) "+q.sql, q.args...).Scan(&text); err != nil {
-			return nil, failed("explain the query for "+q.name, err)
+			return nil, failed(action, err)
 		}
 		var plans []struct{ Plan planNode }
 		if err := json.Unmarshal(text, &plans); err != nil {
 			return nil, fmt.Errorf("read the plan of the query for %s: %w", q.name, err)
 		}
+		var tables []string
 		for _, plan := range plans {
-			for _, table := range plan.Plan.scanned() {
-				found = append(found, probe.TableScan{Query: q.name, Table: table})
+			for _, read := range plan.Plan.reads() {
+				table, whole, err := s.readsWhole(ctx, read)
+				if err != nil {
+					return nil, failed(action, err)
+				}
+				if whole {
+					tables = append(tables, table)
+				}
 			}
+		}
+		slices.Sort(tables)
+		for _, table := range slices.Compact(tables) {
+			found = append(found, probe.TableScan{Query: q.name, Table: table})
 		}
 	}
 	return found, nil
+}
+
+// readsWhole says whether a node reads its table from one end to the other:
+// without an index, or through one whose first column is not asked for.
+func (s *Store) readsWhole(ctx context.Context, n planNode) (table string, whole bool, err error) {
+	if n.Index == "" {
+		return n.Relation, true, nil
+	}
+	var first string
+	err = s.pool.QueryRow(ctx, `
+		SELECT t.relname, coalesce(nullif(a.attname, 'expr'), '')
+		FROM pg_class AS x JOIN pg_index AS i ON i.indexrelid = x.oid JOIN pg_class AS t ON t.oid = i.indrelid
+		     JOIN pg_attribute AS a ON a.attrelid = x.oid AND a.attnum = 1
+		WHERE x.relname = $1 LIMIT 1`, n.Index).Scan(&table, &first)
+	return table, !strings.Contains(n.Cond, first), err
 }
 
 // planNode is a node of a plan as EXPLAIN (FORMAT JSON) writes it.
 type planNode struct {
 	Type     string     `json:"Node Type"`
 	Relation string     `json:"Relation Name"`
+	Index    string     `json:"Index Name"`
+	Cond     string     `json:"Index Cond"`
 	Plans    []planNode `json:"Plans"`
 }
 
-// scanned are the relations that the node and those below read whole.
-func (n planNode) scanned() []string {
-	var tables []string
-	if n.Type == "Seq Scan" {
-		tables = append(tables, n.Relation)
+// reads are the node and those below that read a table or an index.
+func (n planNode) reads() []planNode {
+	var found []planNode
+	if n.Index != "" || n.Type == "Seq Scan" {
+		found = append(found, n)
 	}
 	for _, child := range n.Plans {
-		tables = append(tables, child.scanned()...)
+		found = append(found, child.reads()...)
 	}
-	slices.Sort(tables)
-	return slices.Compact(tables)
+	return found
 }
