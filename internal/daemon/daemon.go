@@ -135,15 +135,8 @@ func Open(ctx context.Context, o Options) (_ *Daemon, err error) {
 }
 
 func (d *Daemon) openRocketMQ() (err error) {
-	c := d.cfg.RocketMQ
-	mq := rocketmq.Config{
-		NameServers: c.NameServers, Topic: c.Topic, ConsumerGroup: c.ConsumerGroup, Tag: c.Tag,
-		ConsumerProtocol: rocketmq.Protocol(c.ConsumerProtocol), AccessKey: c.AccessKey, SecretKey: c.SecretKey,
-		DialTimeout: c.DialTimeout, RequestTimeout: c.RequestTimeout,
-		SendTimeout: c.SendTimeout, SendRate: c.SendRate, SendConcurrency: c.SendConcurrency,
-		SweepMargin: c.SweepMargin, MaxSweepMessages: c.MaxSweepMessages,
-	}
-	if mq.TLS, err = c.TLS.Client("rocketmq.tls"); err != nil {
+	mq, err := rocketmq.FromSettings(d.cfg.RocketMQ)
+	if err != nil {
 		return err
 	}
 	if d.sender, err = rocketmq.NewSender(mq, d.log); err != nil {
@@ -157,7 +150,8 @@ func (d *Daemon) openRocketMQ() (err error) {
 
 // assemble wires the workers to the adapters.
 func (d *Daemon) assemble() {
-	actor := &pass.Actor{Effects: d.Redis, Observe: d.observes}
+	applying := effects{d.Redis, d.log, observe.NewUserHasher(d.cfg.Observe.UserHashKey)}
+	actor := &pass.Actor{Effects: applying, Observe: d.observes}
 	known := &identity{postgres: d.Postgres, redis: d.Redis, observes: d.observes, log: d.log}
 	claims := claims{Store: d.Postgres, identity: known, metrics: d.metrics}
 	pages := pages{d.Redis, d.metrics}
@@ -166,7 +160,7 @@ func (d *Daemon) assemble() {
 	live := scopes{d.Postgres, d.Redis, known}
 	d.gate = &fencer.Gate{Claims: claims, Stock: stock{d.Redis}, Tasks: d.Postgres, Max: maxRelease(d.cfg)}
 	d.dispatch = &scanner.Dispatcher{
-		Effects: d.Redis, Sender: messageSender{d.sender}, Actor: actor, RefusalsKept: policy().EscalateAfter,
+		Effects: applying, Sender: messageSender{d.sender}, Actor: actor, RefusalsKept: policy().EscalateAfter,
 	}
 	d.scanner = &scanner.Scanner{
 		Actor: actor, Claims: claims, Dispatch: d.dispatch, Pager: pages, Scopes: live, Tasks: d.Postgres,

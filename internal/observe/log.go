@@ -76,6 +76,23 @@ func Scope(s reservation.Scope) slog.Attr {
 	)
 }
 
+// Slot is the Redis Cluster slot of a scope's keys: CRC-16/XMODEM of the tag,
+// modulo 16384.
+func Slot(s reservation.Scope) int {
+	var crc uint16
+	for _, b := range []byte(s.Tag()) {
+		crc ^= uint16(b) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return int(crc % 16384)
+}
+
 // UserHasher makes the hash that stands for a user in logs and reports: the
 // same user has the same hash under one key, and without the key nobody can
 // tell the user, not even by trying all ids.

@@ -118,6 +118,16 @@ func (s *Store) node(ctx context.Context, scope reservation.Scope) (*redis.Clien
 	}
 }
 
+// NodeOf is the address of the master that holds the scope, as last known; ""
+// if none is.
+func (s *Store) NodeOf(ctx context.Context, scope reservation.Scope) string {
+	node, err := s.node(ctx, scope)
+	if err != nil {
+		return ""
+	}
+	return node.Options().Addr
+}
+
 // readIDs fills the members' ids. Members of one score come in the order of
 // their names, so (score, member) is a total order; those of the cursor's own
 // score that it has passed are read again and dropped, which is why a score
