@@ -331,7 +331,7 @@ func (m *Metrics) SetLease(held, lost bool) {
 	}
 	m.lease.held.WithLabelValues().Set(0)
 	m.board.clear()
-	for _, v := range []*prometheus.GaugeVec{m.pending, m.pendingAge, m.expired, m.expiredAge, m.backlog, m.oldestAge, m.halted} {
+	for _, v := range []*prometheus.GaugeVec{m.pending, m.pendingAge, m.expired, m.expiredAge, m.backlog, m.oldestAge, m.halted, m.compared, m.findings, m.invariant, m.deviation} {
 		v.Reset()
 	}
 }
