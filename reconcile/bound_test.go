@@ -2,6 +2,7 @@ package reconcile_test
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -15,14 +16,14 @@ func TestBounded(t *testing.T) {
 		report := reconcile.Report{Summary: map[string]int{}}
 		repaired, sizes := map[string]int{}, map[string]int{}
 		for i := range rapid.IntRange(0, 300).Draw(t, "findings") {
-			f := reconcile.Finding{Check: fmt.Sprintf("check%d", rapid.IntRange(0, 5).Draw(t, "check")), Subject: fmt.Sprint(i)}
+			f := reconcile.Finding{Check: fmt.Sprintf("check%d", rapid.IntRange(0, 5).Draw(t, "check")), Subject: strconv.Itoa(i)}
 			if rapid.IntRange(0, 3).Draw(t, "repaired") == 0 {
 				f.Repair.State = reconcile.RepairStateDone
 				repaired[f.Check]++
 			} else {
 				report.Summary[f.Check]++
 			}
-			sizes[f.Check+fmt.Sprint(f.Stands())]++
+			sizes[f.Check+strconv.FormatBool(f.Stands())]++
 			report.Findings = append(report.Findings, f)
 		}
 		limit := rapid.IntRange(20, 400).Draw(t, "limit")
@@ -38,7 +39,7 @@ func TestBounded(t *testing.T) {
 				t.Fatalf("finding %s comes after %d", f.Subject, last)
 			}
 			last = at
-			kept[f.Check+fmt.Sprint(f.Stands())]++
+			kept[f.Check+strconv.FormatBool(f.Stands())]++
 			if f.Stands() {
 				standing[f.Check]++
 			} else {

@@ -3,6 +3,7 @@ package changes_test
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -101,11 +102,11 @@ func TestScopesThatDiffer(t *testing.T) {
 	after.Scopes = append(after.Scopes, reconcile.ScopeReport{Scope: scope(2), Verdict: reconcile.VerdictIncomplete})
 	var got []string
 	for _, s := range changes.Between(before, after).Scopes {
-		text := fmt.Sprintf("%d %s %s>%s", s.Bucket, s.Change, s.Verdict.Old, s.Verdict.New)
+		parts := []string{fmt.Sprintf("%d %s %s>%s", s.Bucket, s.Change, s.Verdict.Old, s.Verdict.New)}
 		for _, n := range s.Numbers {
-			text += fmt.Sprintf(" %s:%v>%v", n.Name, show(n.Old), show(n.New))
+			parts = append(parts, fmt.Sprintf("%s:%v>%v", n.Name, show(n.Old), show(n.New)))
 		}
-		got = append(got, text)
+		got = append(got, strings.Join(parts, " "))
 	}
 	want := []string{"0 changed consistent>drift reserved:3>4 deviation:?>1", "1 removed >", "2 added >incomplete"}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -117,7 +118,7 @@ func show(n *int64) string {
 	if n == nil {
 		return "?"
 	}
-	return fmt.Sprint(*n)
+	return strconv.FormatInt(*n, 10)
 }
 
 // Every finding that stands in one of the reports is in exactly one list, and a
