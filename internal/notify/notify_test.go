@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,6 +42,7 @@ type receiver struct {
 }
 
 func newReceiver(t *testing.T, answer func(attempt int, e notify.Event) int) *receiver {
+	t.Helper()
 	r := &receiver{t: t, answer: answer}
 	r.server = httptest.NewServer(http.HandlerFunc(r.serve))
 	t.Cleanup(r.server.Close)
@@ -97,6 +100,7 @@ type office struct {
 }
 
 func newOffice(t *testing.T) *office {
+	t.Helper()
 	store, err := pgstore.Open(t.Context(), pgstore.Config{URL: stacktest.Database(t, stacktest.Shared(t))})
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +184,7 @@ func TestEachTaskOnce(t *testing.T) {
 	seen := tasks.looks.Load()
 	eventually(t, func() error {
 		if tasks.looks.Load() < seen+3 {
-			return fmt.Errorf("it looks no more")
+			return errors.New("it looks no more")
 		}
 		return r.takes("halt_opened release_storm", "task_opened dead_letter")()
 	})
@@ -277,7 +281,7 @@ func TestReceiverAway(t *testing.T) {
 func TestOneTaskIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{http.StatusBadRequest, http.StatusInternalServerError} {
-		t.Run(fmt.Sprint(status), func(t *testing.T) {
+		t.Run(strconv.Itoa(status), func(t *testing.T) {
 			t.Parallel()
 			o := newOffice(t)
 			r := newReceiver(t, func(_ int, e notify.Event) int {
