@@ -96,7 +96,6 @@ func judgeMissing(v view) []contradiction {
 	s := v.state
 	indexed := s.InPending || s.InExpiry
 	named := namesRequest(s.Request, s.ID)
-	decided := v.evidence.State == reservation.OrderFenced || v.evidence.State == reservation.OrderRejected
 	switch {
 	case v.evidence.State == reservation.OrderExists && v.evidence.Active:
 		c := v.lost("active", "active order "+v.evidence.OrderID+", and no reservation")
@@ -108,13 +107,24 @@ func judgeMissing(v view) []contradiction {
 		return nil
 	case indexed:
 		return []contradiction{v.found(CheckOrphanMember, "hash_missing", "an index holds it, its hash is gone, and there is no order")}
-	case named && decided && !v.leaks: // no order can come, and its unit is not reserved any more
-		return nil
-	case named && decided:
-		return []contradiction{v.found(CheckLeakedReservation, "fenced", "its request was accepted, its hash is gone, no index holds it, and no order can come any more: its unit may be one of those that nobody holds")}
 	case named:
-		return []contradiction{v.found(CheckLeakedReservation, "hash_missing", "its request was accepted, its hash is gone, no index holds it, and there is no order")}
+		return judgeLeaked(v)
 	default: // not there at all
+		return nil
+	}
+}
+
+// judgeLeaked: nothing but a request result is left. Once no order can come for
+// it, it matters only while units of its scope are held by nobody.
+func judgeLeaked(v view) []contradiction {
+	const what = "its request was accepted, its hash is gone, no index holds it, and "
+	decided := v.evidence.State == reservation.OrderFenced || v.evidence.State == reservation.OrderRejected
+	switch {
+	case !decided:
+		return []contradiction{v.found(CheckLeakedReservation, "hash_missing", what+"there is no order")}
+	case v.leaks:
+		return []contradiction{v.found(CheckLeakedReservation, "fenced", what+"no order can come any more: its unit may be one of those that nobody holds")}
+	default:
 		return nil
 	}
 }

@@ -112,19 +112,21 @@ func (a *Approver) evidence(ctx context.Context, scope reservation.Scope) (*reco
 	return report, nil
 }
 
-// errNotARecount says why a scope cannot be recounted now.
-type notRecountable struct{ why string }
+// notRecountableError says why a scope cannot be recounted now.
+type notRecountableError struct{ why string }
 
-func (e *notRecountable) Error() string { return e.why }
+func (e *notRecountableError) Error() string { return e.why }
 
-func notNow(format string, args ...any) error { return &notRecountable{fmt.Sprintf(format, args...)} }
+func notNow(format string, args ...any) error {
+	return &notRecountableError{fmt.Sprintf(format, args...)}
+}
 
 // proposeRecount proposes new numbers for the scope, or says why there are none;
 // nil where its stock is as the evidence says. It changes nothing.
 func (a *Approver) proposeRecount(ctx context.Context, scope reservation.Scope) (*Proposal, error) {
 	p := &Proposal{Scope: scope, ID: scope.Tag(), Action: None}
 	counted, err := a.count(ctx, scope)
-	if why, not := errors.AsType[*notRecountable](err); not {
+	if why, not := errors.AsType[*notRecountableError](err); not {
 		p.Why = why.why
 		p.Expected.Recount = &counted
 		return p, nil
