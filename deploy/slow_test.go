@@ -166,6 +166,9 @@ func checkScripts(m *machine, _ *site) {
 			}
 			return nil
 		}
+		if !entry.Type().IsRegular() {
+			return nil
+		}
 		text, err := os.ReadFile(path)
 		if err != nil || !shell.Match(text) {
 			return err

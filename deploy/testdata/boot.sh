@@ -63,8 +63,10 @@ inside() {
 	mkdir -p .outside
 	pivot_root . .outside
 	echo "$pid"
+	# systemd leaves it to whoever boots a container that mounts, such as those of
+	# credentials, reach the services.
 	exec /usr/bin/env -i container=unshare PATH=/usr/sbin:/usr/bin:/sbin:/bin /bin/sh -c \
-		'umount -l /.outside; exec /lib/systemd/systemd --system --log-target=console --show-status=no' >&2
+		'umount -l /.outside; mount --make-rshared /; exec /lib/systemd/systemd --system --log-target=journal --show-status=no' >&2
 }
 
 case "$1" in
