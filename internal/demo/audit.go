@@ -58,6 +58,10 @@ type Order struct {
 // and there is no order: the daemon may not touch it, a person has to.
 func (r *Reservation) Orphan() bool { return r.Status == "" && r.Indexed && len(r.Orders) == 0 }
 
+// Gone says whether nothing is left of it in Redis but perhaps a receipt, and no
+// order was made of it: it holds no unit.
+func (r *Reservation) Gone() bool { return r.Status == "" && !r.Indexed && len(r.Orders) == 0 }
+
 // Open says whether the daemon still has to decide it.
 func (r *Reservation) Open() bool { return r.Status != "" && !r.Status.Terminal() }
 

@@ -1,7 +1,9 @@
 package demo
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -63,6 +65,44 @@ func (d *daemon) run(ctx context.Context, args ...string) error {
 		return fmt.Errorf("reconciler %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return nil
+}
+
+// reconcile runs a reconciliation and reads its report. Drift that is left is
+// no error.
+func (d *daemon) reconcile(ctx context.Context, args ...string) (RepairPass, error) {
+	cmd := d.command(ctx, args...)
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	out, err := cmd.Output()
+	const drift, incomplete = 2, 3 // exit statuses with a report
+	status, ended := errors.AsType[*exec.ExitError](err)
+	if err != nil && (!ended || (status.ExitCode() != drift && status.ExitCode() != incomplete)) {
+		return RepairPass{}, fmt.Errorf("reconciler %s: %w\n%s", strings.Join(args, " "), err, log.String())
+	}
+	var report struct {
+		Verdict  string `json:"verdict"`
+		Findings []struct {
+			Check    string `json:"check"`
+			Severity string `json:"severity"`
+			Repair   struct {
+				State string `json:"state"`
+			} `json:"repair"`
+		} `json:"findings"`
+	}
+	if err := json.Unmarshal(out, &report); err != nil {
+		return RepairPass{}, fmt.Errorf("read the report of a reconciliation: %w", err)
+	}
+	pass := RepairPass{Verdict: report.Verdict, Repaired: map[string]int{}, Standing: map[string]int{}}
+	for _, f := range report.Findings {
+		switch {
+		case f.Repair.State == "done":
+			pass.Repaired[f.Check]++
+		case f.Severity == "critical" || f.Severity == "error":
+			pass.Standing[f.Check]++
+		}
+	}
+	pass.Deficits = pass.Standing["deficit"]
+	return pass, nil
 }
 
 // start starts the daemon. It dies with this process: the kernel sees to it,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strconv"
 	"time"
 
@@ -63,6 +64,10 @@ const (
 	markLate    = 8 * time.Second  // LateEnqueued
 	sendLate    = 10 * time.Second // Delayed
 	replayLate  = 40 * time.Second // Replayed: most of them are released by then
+	rollBackTo  = 0.08             // share of the requests: what a bucket's failover goes back to
+	rollBackAt  = 0.10             // and when it happens, before the broker stops
+	rolledBack  = 1                // the bucket, modulo their number
+	rollBackMin = 10               // reservations: some of them are ordered, whatever befalls them
 	outageStart = 0.15             // share of the requests
 	outageTime  = 3 * time.Second  // and until the broker serves again: longer than a reservation lives
 	killPause   = time.Second      // before it is started again
@@ -70,6 +75,7 @@ const (
 	lookEvery          = 2 * time.Second
 	steadyLooks        = 3 // equal looks in a row that mean rest
 	brokenLooks        = 8 // and that mean that nothing will mend what is broken
+	repairPasses       = 5 // the most after the approval: each takes what came free meanwhile
 	consumerGoroutines = 16
 )
 
@@ -115,6 +121,7 @@ func (p *play) run(ctx context.Context) error {
 		{"Start the daemon", p.startDaemon},
 		{"Sell, and break things", p.sell},
 		{"Let the daemon finish", p.recover},
+		{"Repair what the failover took", p.repair},
 		{"Approve what waits for a person", p.approve},
 		{"Stop the daemon and count", p.count},
 	} {
@@ -186,6 +193,9 @@ func (p *play) sell(ctx context.Context) error {
 		Users: p.o.Users, Rate: p.o.Rate, Faults: faults,
 		Delays: upstream.Delays{Mark: markLate, Send: sendLate, Replay: replayLate},
 		Outage: &upstream.Outage{Broker: s.stack.Brokers()[0], At: outageStart, For: outageTime},
+		Rollback: &upstream.Rollback{
+			Scope: s.activity.Scope(rolledBack % p.o.Buckets), DumpAt: rollBackTo, LoseAt: rollBackAt, Least: rollBackMin,
+		},
 	}
 	subscriber, err := upstream.Subscribe(upstream.Subscription{
 		NameServers: []string{s.stack.NameServer().Addr()}, Topic: devstack.Topic, Group: devstack.ConsumerGroup,
@@ -236,8 +246,9 @@ func (p *play) killOnce(ctx context.Context, s *State) error {
 }
 
 // recover waits until nothing moves any more: every reservation is decided or
-// in front of a person, nothing is on its way, and L2 holds, or stays broken. It
-// gives up after the limit; the check then says what is wrong.
+// in front of a person, nothing is on its way, and L2 holds, or stays broken,
+// the bucket apart that lost its writes. It gives up after the limit; the check
+// then says what is wrong.
 func (p *play) recover(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, p.o.Limit)
 	defer cancel()
@@ -256,7 +267,7 @@ func (p *play) recover(ctx context.Context) error {
 			return false, nil
 		}
 		steady++
-		broken := len(s.Check(true, p.expectedOrphans())) > 0
+		broken := slices.ContainsFunc(s.Check(true, p.expectedOrphans()), p.beyondTheRollback)
 		return steady >= brokenLooks || (steady >= steadyLooks && !broken), nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -265,6 +276,43 @@ func (p *play) recover(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// beyondTheRollback says whether a broken promise is of something else than the
+// bucket that lost its writes, which is not repaired yet.
+func (p *play) beyondTheRollback(v Violation) bool {
+	return v.Promise != "L2" || v.Scope != p.sale.Rollback.Scope.Tag()
+}
+
+// repair runs one reconciliation with repairs, as cron does, and keeps what it
+// found: what the failover took is put back from PostgreSQL.
+func (p *play) repair(ctx context.Context) error {
+	if p.report.TimedOut {
+		return nil
+	}
+	if p.sale.Rollback.Lost() == nil {
+		p.report.Notes = append(p.report.Notes, "no bucket lost its writes: the sale was over before")
+		return nil
+	}
+	before, err := p.look(ctx)
+	if err != nil {
+		return err
+	}
+	p.report.rolledBack(before, p.sale.Rollback)
+	return p.reconcile(ctx)
+}
+
+// reconcile is one pass.
+func (p *play) reconcile(ctx context.Context) error {
+	command := []string{"reconcile", "--deep", "--repair", "--yes", "--wait", "30s", "--activity", p.stage.activity.ActivityID, "--output", "json"}
+	p.screen.sayf("reconciler %s", quoteless(command))
+	pass, err := p.stage.daemon.reconcile(ctx, command...)
+	if err != nil {
+		return err
+	}
+	p.report.Rollback.Passes = append(p.report.Rollback.Passes, pass)
+	p.screen.sayf("%s", pass)
+	return nil
 }
 
 // approve does what the person would whom the daemon asks: the reservations
@@ -276,7 +324,7 @@ func (p *play) approve(ctx context.Context) error {
 	}
 	orphans := len(p.expectedOrphans())
 	if orphans == 0 {
-		return nil
+		return p.heal(ctx)
 	}
 	command := []string{
 		"task", "approve", "--kind", reservation.TaskOrphanMember, "--max", strconv.Itoa(orphans),
@@ -288,6 +336,21 @@ func (p *play) approve(ctx context.Context) error {
 		p.report.Approved = orphans
 	} else {
 		p.report.Notes = append(p.report.Notes, "the approval of the deleted hashes: "+err.Error())
+	}
+	return p.heal(ctx)
+}
+
+// heal repeats the repair while orders lack a unit: those that the approval
+// gave back are there now.
+func (p *play) heal(ctx context.Context) error {
+	for range repairPasses {
+		passes := p.report.Rollback.Passes
+		if len(passes) == 0 || passes[len(passes)-1].Deficits == 0 {
+			return nil
+		}
+		if err := p.reconcile(ctx); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -315,6 +378,7 @@ func (p *play) count(ctx context.Context) error {
 		return err
 	}
 	p.report.after(after, p.sale.Ledger(), p.waiting())
+	p.report.Rollback.After = after.scopeCounts(p.sale.Rollback.Scope)
 	p.report.counters(s.daemon.counters())
 	if p.saleErr != nil {
 		p.report.Notes = append(p.report.Notes, "failed calls of the gateway on the way: "+p.saleErr.Error())
@@ -346,7 +410,11 @@ func (p *play) watch(ctx context.Context, done func(context.Context, *State) (bo
 
 // look reads the state and checks what holds at every moment.
 func (p *play) look(ctx context.Context) (*State, error) {
-	s, err := Look(ctx, p.stage.client, p.stage.owner, p.stage.activity)
+	var s *State
+	err := p.whole(func() (err error) {
+		s, err = Look(ctx, p.stage.client, p.stage.owner, p.stage.activity)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -355,6 +423,14 @@ func (p *play) look(ctx context.Context) (*State, error) {
 		p.report.violated(v)
 	}
 	return s, nil
+}
+
+// whole runs do while no failover takes half of what it reads.
+func (p *play) whole(do func() error) error {
+	if p.sale == nil {
+		return do()
+	}
+	return p.sale.Rollback.During(do)
 }
 
 func (p *play) events() map[upstream.Event]int {
@@ -367,12 +443,15 @@ func (p *play) events() map[upstream.Event]int {
 	return sum
 }
 
-// expectedOrphans are the reservations whose hash the demo itself deleted.
+// expectedOrphans are the reservations whose hash the demo itself deleted, but
+// for those that the failover took as a whole.
 func (p *play) expectedOrphans() []string {
+	lost := p.sale.Rollback.Lost()
 	var ids []string
 	for _, sold := range p.sale.Ledger().All() {
-		if sold.Fault == upstream.DeletedHash {
-			ids = append(ids, sold.Reservation.ID)
+		id := sold.Reservation.ID
+		if sold.Fault == upstream.DeletedHash && (lost == nil || !lost.Reservations[id]) {
+			ids = append(ids, id)
 		}
 	}
 	return ids

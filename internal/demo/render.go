@@ -43,7 +43,7 @@ type section struct {
 
 func (r *Report) sections() []section {
 	return []section{
-		r.scopeSection(), r.faultSection(), r.rowSection(), r.doneSection(), r.deliverySection(), r.phaseSection(),
+		r.scopeSection(), r.rollbackSection(), r.faultSection(), r.rowSection(), r.doneSection(), r.deliverySection(), r.phaseSection(),
 	}
 }
 
@@ -82,27 +82,50 @@ func (c ScopeCounts) plus(o ScopeCounts) ScopeCounts {
 	}
 }
 
+// rollbackSection is the bucket that lost its writes, from the failover to the end.
+func (r *Report) rollbackSection() section {
+	b := r.Rollback
+	s := section{
+		title: "The bucket whose failover undid its last writes",
+		note: fmt.Sprintf("%s: %d reservations vanished from Redis, of which %d have an order in PostgreSQL; "+
+			"one without an order holds no unit, and its user was never told more than \"queued\"", b.Scope, b.Reservations, b.Orders),
+		header: table.Row{"when", "reserved", "orders", "deviation", "repaired", "standing"},
+	}
+	if b.Scope == "" {
+		return s
+	}
+	s.rows = append(s.rows,
+		table.Row{"before the failover", b.Reserved, "", "", "", ""},
+		table.Row{"after it", b.Left, "", "", "", ""},
+		table.Row{"when all else was at rest", b.Before.Reserved, b.Before.Orders, b.Before.Deviation, "", ""})
+	for i, pass := range b.Passes {
+		s.rows = append(s.rows, table.Row{fmt.Sprintf("reconcile --repair, pass %d", i+1), "", "", "", counted(pass.Repaired), counted(pass.Standing)})
+	}
+	s.rows = append(s.rows, table.Row{"at the end", b.After.Reserved, b.After.Orders, b.After.Deviation, "", ""})
+	return s
+}
+
 func (r *Report) faultSection() section {
 	s := section{
 		title:  "Reservations by what went wrong with them, when the last request was made and at the end",
-		header: table.Row{"fault", "reservations", "undecided", "ordered", "released", "→ undecided", "ordered", "released", "person"},
+		header: table.Row{"fault", "reservations", "undecided", "ordered", "released", "→ undecided", "ordered", "released", "person", "gone"},
 	}
 	var n int
 	var b, a Ends
 	for _, f := range r.Faults {
 		s.rows = append(s.rows, table.Row{
 			f.Fault, f.Reservations, f.Before.Undecided, f.Before.Ordered, f.Before.Released,
-			f.After.Undecided, f.After.Ordered, f.After.Released, f.After.Person,
+			f.After.Undecided, f.After.Ordered, f.After.Released, f.After.Person, f.After.Gone,
 		})
 		n += f.Reservations
 		b, a = b.plus(f.Before), a.plus(f.After)
 	}
-	s.footer = table.Row{"all", n, b.Undecided, b.Ordered, b.Released, a.Undecided, a.Ordered, a.Released, a.Person}
+	s.footer = table.Row{"all", n, b.Undecided, b.Ordered, b.Released, a.Undecided, a.Ordered, a.Released, a.Person, a.Gone}
 	return s
 }
 
 func (e Ends) plus(o Ends) Ends {
-	return Ends{e.Undecided + o.Undecided, e.Ordered + o.Ordered, e.Released + o.Released, e.Person + o.Person}
+	return Ends{e.Undecided + o.Undecided, e.Ordered + o.Ordered, e.Released + o.Released, e.Person + o.Person, e.Gone + o.Gone}
 }
 
 func (r *Report) rowSection() section {
@@ -238,10 +261,14 @@ func (r *Report) shownViolations() []string {
 
 // story says in one sentence what happened.
 func (r *Report) story() string {
+	failover := ""
+	if b := r.Rollback; b.Scope != "" {
+		failover = fmt.Sprintf("a failover undid %d reservations of one bucket, and the %d of them with an order were put back; ", b.Reservations, b.Orders)
+	}
 	return fmt.Sprintf("%d users, %d units; %d requests accepted, %d with an unknown outcome; %d deliveries made an order; "+
-		"the broker was stopped for a while, the daemon killed (kills: %d); %d reservations whose hash was deleted were given back "+
+		"%sthe broker was stopped for a while, the daemon killed (kills: %d); %d reservations whose hash was deleted were given back "+
 		"when a person approved it; %d looks at both sides on the way. Seed %d.",
-		r.Users, r.Units, r.Sale.Accepted, r.Sale.Unknown, r.Consumers[upstream.EventOrdered], r.DaemonKills, r.Approved, r.Looks, r.Seed)
+		r.Users, r.Units, r.Sale.Accepted, r.Sale.Unknown, r.Consumers[upstream.EventOrdered], failover, r.DaemonKills, r.Approved, r.Looks, r.Seed)
 }
 
 // VerdictLine is the last word.

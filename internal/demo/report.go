@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/seckill/reconciler/internal/upstream"
@@ -40,6 +42,7 @@ type Report struct {
 	Looks       int                    `json:"looks"`    // at which everything was checked that holds at any moment
 	TimedOut    bool                   `json:"timed_out"`
 	Scopes      []ScopeReport          `json:"scopes"`
+	Rollback    RollbackReport         `json:"rollback"`
 	Faults      []FaultReport          `json:"faults"`
 	Rows        []RowCount             `json:"decisions"`
 	Done        []DoneCount            `json:"done"`
@@ -73,6 +76,42 @@ type ScopeCounts struct {
 	Deviation int64 `json:"deviation"` // reserved, less orders and those that wait for a person
 }
 
+// RollbackReport is the bucket that lost its last writes in the middle of the sale.
+type RollbackReport struct {
+	Scope        string       `json:"scope"`
+	Reserved     int64        `json:"reserved_before"` // the failover
+	Left         int64        `json:"reserved_after"`  // it
+	Reservations int          `json:"lost_reservations"`
+	Orders       int          `json:"lost_with_an_order"` // when everything else was at rest
+	Before       ScopeCounts  `json:"before_repair"`
+	After        ScopeCounts  `json:"after_repair"`
+	Passes       []RepairPass `json:"passes"`
+}
+
+// RepairPass is what one `reconcile --repair` did.
+type RepairPass struct {
+	Verdict  string         `json:"verdict"`  // of the state after it
+	Repaired map[string]int `json:"repaired"` // by check
+	Standing map[string]int `json:"standing"` // by check; warnings are not counted
+	Deficits int            `json:"deficits"` // orders for which no unit was left
+}
+
+func (p RepairPass) String() string {
+	return fmt.Sprintf("%s; repaired: %s; standing: %s", p.Verdict, counted(p.Repaired), counted(p.Standing))
+}
+
+// counted is a list such as "deficit 3, lost_reservation 20".
+func counted(counts map[string]int) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s %d", name, counts[name]))
+	}
+	if len(parts) == 0 {
+		return "nothing"
+	}
+	return strings.Join(parts, ", ")
+}
+
 // FaultReport is what became of the reservations of one fault.
 type FaultReport struct {
 	Fault        upstream.Fault `json:"fault"`
@@ -87,6 +126,7 @@ type Ends struct {
 	Ordered   int `json:"ordered"`
 	Released  int `json:"released"`
 	Person    int `json:"waiting_for_a_person"`
+	Gone      int `json:"gone"` // lost by the failover, without an order
 }
 
 // RowCount is how often the daemon decided by one row of the table of protocol §3.
@@ -140,6 +180,24 @@ func (r *Report) after(s *State, ledger *upstream.Ledger, orphans []string) {
 	if len(r.Violations) > 0 {
 		r.Verdict = Broken
 	}
+}
+
+// rolledBack notes what the failover took, once everything else is at rest.
+func (r *Report) rolledBack(s *State, b *upstream.Rollback) {
+	lost := b.Lost()
+	r.Rollback = RollbackReport{
+		Scope: b.Scope.Tag(), Reserved: lost.Reserved, Left: lost.ReservedAfter, Reservations: len(lost.Reservations),
+		Before: s.scopeCounts(b.Scope), Passes: []RepairPass{},
+	}
+	for id := range lost.Reservations {
+		if one := s.find(id, b.Scope.Bucket); one != nil && len(one.Orders) > 0 {
+			r.Rollback.Orders++
+		}
+	}
+}
+
+func (s *State) scopeCounts(scope reservation.Scope) ScopeCounts {
+	return s.Scopes[scope.Bucket].counts()
 }
 
 func (r *Report) faultReport(fault upstream.Fault) *FaultReport {
@@ -231,11 +289,10 @@ func (s *State) ends(ledger *upstream.Ledger) map[upstream.Fault]Ends {
 	all := map[upstream.Fault]Ends{}
 	for _, sold := range ledger.All() {
 		r := s.of(sold)
-		if r == nil {
-			continue
-		}
 		e := all[sold.Fault]
 		switch {
+		case r == nil || r.Gone():
+			e.Gone++
 		case r.Orphan():
 			e.Person++
 		case r.Status == reservation.StatusReleased:

@@ -179,6 +179,14 @@ fencer:
   max_release: {percent: 100, min: {{ .Units }}, window: 10m}
 compensator:
   every: 500ms
+# The demo itself runs "reconciler reconcile --repair" when the sale is over, to show what it
+# does, and keeps each bucket to its own units.
+reconcile:
+  settle: 500ms
+  quick: ""
+  deep: ""
+transfer:
+  fill_deficit: off
 lease:
   ttl: 3s
 admin:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -15,7 +16,6 @@ type Dump struct {
 	Scope    reservation.Scope
 	values   map[string]string // by key, as DUMP gives them; without those that were missing
 	expireAt map[string]int64  // milliseconds since 1970
-	restored bool
 }
 
 // scopeKeys are the keys of a scope, those of the given reservations among
@@ -76,6 +76,90 @@ func (g *Gateway) RestoreScope(ctx context.Context, d *Dump, sold []Sold) error 
 	if err != nil {
 		return fmt.Errorf("take %s back: %w", d.Scope, err)
 	}
-	d.restored = true
 	return nil
+}
+
+// Rollback dumps a scope's keys when one share of the requests has been made
+// and puts them back at another, as a failover does that lost the writes between.
+type Rollback struct {
+	Scope  reservation.Scope
+	DumpAt float64 // share of the requests, 0 to 1
+	LoseAt float64
+	Least  int // reservations that are to be lost: it waits for them
+
+	dump *Dump
+	made map[string]bool // the reservations at the time of the dump
+	err  error           // what is left of it is not done then
+
+	mu   sync.Mutex
+	lost *Lost
+}
+
+// Lost is what a rollback took.
+type Lost struct {
+	Reserved, ReservedAfter int64 // units reserved before and after
+	// Reservations were made since the dump: all their keys are gone.
+	Reservations map[string]bool
+}
+
+// Lost is what the rollback took; nil before it happened.
+func (r *Rollback) Lost() *Lost {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lost
+}
+
+// During runs do while the rollback does not happen.
+func (r *Rollback) During(do func() error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return do()
+}
+
+// advance dumps or restores when its time has come.
+func (r *Rollback) advance(ctx context.Context, s *Sale, done float64) {
+	if r.err != nil || r.Lost() != nil {
+		return
+	}
+	s.paging.Lock()
+	defer s.paging.Unlock()
+	sold := s.ledger.Of(r.Scope)
+	switch {
+	case r.dump == nil && done >= r.DumpAt:
+		r.dump, r.err = s.Gateway.DumpScope(ctx, r.Scope, sold)
+		r.made = map[string]bool{}
+		for _, one := range sold {
+			r.made[one.Reservation.ID] = true
+		}
+	case r.dump != nil && done >= r.LoseAt && len(sold)-len(r.made) >= r.Least:
+		r.err = r.lose(ctx, s.Gateway, sold)
+	}
+}
+
+func (r *Rollback) lose(ctx context.Context, g *Gateway, sold []Sold) (err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	lost := &Lost{Reservations: map[string]bool{}}
+	for _, one := range sold {
+		if id := one.Reservation.ID; !r.made[id] {
+			lost.Reservations[id] = true
+		}
+	}
+	if lost.Reserved, err = g.reserved(ctx, r.Scope); err != nil {
+		return err
+	}
+	if err := g.RestoreScope(ctx, r.dump, sold); err != nil {
+		return err
+	}
+	r.lost = lost
+	lost.ReservedAfter, err = g.reserved(ctx, r.Scope)
+	return err
+}
+
+func (g *Gateway) reserved(ctx context.Context, s reservation.Scope) (int64, error) {
+	n, err := g.Redis.HGet(ctx, s.StockKey(), "reserved").Int64()
+	if err != nil {
+		return 0, fmt.Errorf("read the stock of %s: %w", s, err)
+	}
+	return n, nil
 }

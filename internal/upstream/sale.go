@@ -35,11 +35,11 @@ type Sale struct {
 	Rollback *Rollback
 
 	ledger Ledger
-	// reserving is held by pages while they reserve. A rollback waits for them:
-	// a failover loses what came last, never a part of one script.
-	reserving sync.RWMutex
-	mu        sync.Mutex
-	tally     Tally
+	// paging is held by pages until they are delivered. A rollback waits for them,
+	// so that it is known which of them it undid.
+	paging sync.RWMutex
+	mu     sync.Mutex
+	tally  Tally
 }
 
 // Tally counts what the gateway answered.
@@ -66,16 +66,6 @@ type Outage struct {
 
 // Over says whether the broker was stopped and runs again.
 func (o *Outage) Over() bool { return o.over.Load() }
-
-// Rollback dumps a scope's keys when one share of the requests has been made
-// and puts them back at another, as a failover does that lost the writes between.
-type Rollback struct {
-	Scope   reservation.Scope
-	DumpAt  float64
-	LoseAt  float64
-	dumped  *Dump
-	dumpErr error
-}
 
 // Ledger is every reservation so far.
 func (s *Sale) Ledger() *Ledger { return &s.ledger }
@@ -125,7 +115,7 @@ func (s *Sale) Run(ctx context.Context) error {
 	err := g.Wait()
 	background.Wait()
 	if rollback != nil {
-		faults.note(rollback.dumpErr)
+		faults.note(rollback.err)
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("sale of %s abandoned: %w", s.Gateway.Activity.ActivityID, context.Cause(ctx))
@@ -144,6 +134,8 @@ func (s *Sale) users() []Request {
 // sell handles one page. Late work outlives the page and runs under the sale's
 // own context.
 func (s *Sale) sell(ctx, saleCtx context.Context, users []Request, faults *deferred, background *sync.WaitGroup) error {
+	s.paging.RLock()
+	defer s.paging.RUnlock()
 	accepted := s.reserve(ctx, users)
 	later, err := s.Gateway.DeliverAll(ctx, s.Faults, s.Delays, accepted)
 	faults.note(err)
@@ -163,8 +155,6 @@ func (s *Sale) sell(ctx, saleCtx context.Context, users []Request, faults *defer
 
 // reserve makes the requests of one page and returns what is to be delivered.
 func (s *Sale) reserve(ctx context.Context, users []Request) []reservation.Reservation {
-	s.reserving.RLock()
-	defer s.reserving.RUnlock()
 	answers := s.Gateway.Reserve(ctx, users)
 	var accepted []reservation.Reservation
 	for _, a := range answers {
@@ -249,19 +239,4 @@ func (o *Outage) run(ctx context.Context) error {
 	}
 	o.over.Store(true)
 	return nil
-}
-
-// advance dumps or restores when its time has come.
-func (r *Rollback) advance(ctx context.Context, s *Sale, done float64) {
-	if r.dumpErr != nil {
-		return
-	}
-	s.reserving.Lock()
-	defer s.reserving.Unlock()
-	switch {
-	case r.dumped == nil && done >= r.DumpAt:
-		r.dumped, r.dumpErr = s.Gateway.DumpScope(ctx, r.Scope, s.ledger.Of(r.Scope))
-	case r.dumped != nil && !r.dumped.restored && done >= r.LoseAt:
-		r.dumpErr = s.Gateway.RestoreScope(ctx, r.dumped, s.ledger.Of(r.Scope))
-	}
 }

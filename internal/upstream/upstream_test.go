@@ -493,6 +493,10 @@ func TestRollback(t *testing.T) {
 				}
 				kept += int(n)
 			}
+			lost := sale.Rollback.Lost()
+			if lost == nil || int64(len(lost.Reservations)) != lost.Reserved-lost.ReservedAfter {
+				t.Errorf("what was lost: %+v", lost)
+			}
 			// The last page may have reserved after the loss.
 			if got := reservedIn(1); got != kept {
 				t.Errorf("bucket 1 has %d reserved, %d reservations are left", got, kept)
