@@ -11,8 +11,9 @@ cd "$(dirname "$0")/.."
 NFPM_VERSION=${NFPM_VERSION:?set it, or use make package}
 GO=${GO:-go}
 
-# 1.2.0 at tag v1.2.0, 1.2.0+5.gabc1234 five commits later, and before the first
-# tag 0.0.0+5.gabc1234, which is older than every release.
+# 1.2.0 at tag v1.2.0, 1.2.0+5.gabc1234 five commits later, 1.3.0~rc.1 at
+# v1.3.0-rc.1, which is older than 1.3.0, and before the first tag
+# 0.0.0+5.gabc1234, which is older than every release.
 commit_version() {
 	local described
 	if described=$(git describe --tags --match 'v[0-9]*' 2>/dev/null); then
@@ -20,7 +21,7 @@ commit_version() {
 	else
 		described=0.0.0-$(git rev-list --count HEAD)-g$(git rev-parse --short HEAD)
 	fi
-	sed -E 's/-([0-9]+)-(g[0-9a-f]+)$/+\1.\2/' <<<"$described"
+	sed -E 's/-([0-9]+)-(g[0-9a-f]+)$/+\1.\2/; s/-/~/g' <<<"$described"
 }
 
 VERSION=${1:-$(commit_version)}
