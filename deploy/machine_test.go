@@ -55,7 +55,7 @@ func root(ctx context.Context) (string, error) {
 		return "", err
 	}
 	steps := [][]string{
-		{"debootstrap", "--variant=minbase", "--include=" + base, suite, fresh},
+		append([]string{"debootstrap", "--variant=minbase", "--include=" + base, suite, fresh}, mirror(ctx)...),
 		// debootstrap does not know virtual packages, which lintian needs.
 		{"chroot", fresh, "apt-get", "-q", "update"},
 		{
@@ -70,6 +70,17 @@ func root(ctx context.Context) (string, error) {
 		}
 	}
 	return dir, os.Rename(fresh, dir)
+}
+
+// mirror is where this machine has its packages from; none: debootstrap's own.
+func mirror(ctx context.Context) []string {
+	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)",
+		"Created-By: Packages", "Release: "+suite, "Component: main").Output()
+	uri, _, found := strings.Cut(string(out), "\n")
+	if err != nil || !found {
+		return nil
+	}
+	return []string{uri}
 }
 
 func installDebootstrap(ctx context.Context) error {
