@@ -232,12 +232,12 @@ func (g *Gateway) conclude(t *try) {
 	t.scope.replied(g.now(), reply)
 	switch code := reply.Code; code {
 	case lua.ReserveRequestIDConflict, lua.ReserveReservationIDConflict, lua.ReserveBadArgument:
-		t.answer.Err = &RefusedError{t.answer.Request.RequestID, code.String(), only(errors.New(reply.Status), nil)}
+		t.answer.Err = &RefusedError{t.answer.Request.RequestID, code.String(), reason(reply)}
 	case lua.ReserveConfigMissing:
-		t.answer.Err = t.busy(KindConfigMissing, errors.New(reply.Status))
+		t.answer.Err = t.busy(KindConfigMissing, reason(reply))
 	case lua.ReserveInvariantViolation:
 		t.scope.failures.Add(1)
-		t.answer.Err = t.busy(KindInvariant, errors.New(reply.Status))
+		t.answer.Err = t.busy(KindInvariant, reason(reply))
 		g.failed(t, KindInvariant, true)
 		return
 	default:
@@ -247,6 +247,14 @@ func (g *Gateway) conclude(t *try) {
 		// What was kept of an earlier call says nothing of the stock.
 		t.sale.breaker.answered(time.Now(), !reply.Replay, 0)
 	}
+}
+
+// reason is what a reply says beside its code.
+func reason(r lua.ReserveReply) error {
+	if r.Status == r.Code.String() {
+		return nil
+	}
+	return errors.New(r.Status)
 }
 
 // only is err, unless it is the other one.

@@ -6,7 +6,8 @@
 //
 //	gateway ──reserve.lua──▶ Redis ──▶ RocketMQ ──▶ consumer ──▶ PostgreSQL
 //
-// Services, scripts, messages and orders are the real ones. What is simulated
+// Gateway and consumer are those of package client. Services, scripts, messages
+// and orders are the real ones. What is simulated
 // is only the moment at which a program dies or the wire fails: the program
 // then simply does not do what would have come next. Each [Fault] says how.
 //
