@@ -272,7 +272,7 @@ func (i *Inspector) decide(ctx context.Context, e *Explanation, m reservation.Me
 	if hasUnread(*e, SourcePostgres) {
 		orders = reservation.UnknownOrders("orders_not_read")
 	}
-	e.Input = reservation.Input{Member: m, NowMS: now, Policy: i.d.cfg.Policy(), Orders: orders, Messages: e.Messages}
+	e.Input = reservation.Input{Member: m, NowMS: now, Policy: *i.d.policies.Load(), Orders: orders, Messages: e.Messages}
 	e.Action, e.Decided = reservation.Decide(e.Input), true
 }
 

@@ -138,7 +138,7 @@ func (d *Daemon) request(deep bool) reconciliation.Request {
 	r := d.cfg.Reconcile
 	q := reconciliation.Request{
 		Options:     reconcile.Options{Settle: r.Settle, Batch: r.Batch, Rate: r.Rate, Deep: deep, StuckAfter: d.cfg.Transfer.StuckAfter},
-		ResumeIfAny: true, Tasks: true, Actor: actor, EscalateAfter: d.cfg.Fencer.EscalateAfter,
+		ResumeIfAny: true, Tasks: true, Actor: actor, EscalateAfter: d.policies.Load().EscalateAfter,
 	}
 	if r.Repair == config.RepairAuto && !d.observes {
 		q.Options.Repair = &reconcile.RepairOptions{

@@ -65,6 +65,13 @@ func (d *Daemon) Reload(c config.Config) (taken, restart []string) {
 	return taken, restart
 }
 
+// inForce is the settings with what reloads took over.
+func (d *Daemon) inForce() config.Config {
+	d.reloading.Lock()
+	defer d.reloading.Unlock()
+	return d.live
+}
+
 func (d *Daemon) setPolicy(c config.Config) {
 	policy := c.Policy()
 	d.policies.Store(&policy)
