@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -103,7 +104,7 @@ func (s Selection) check(now Selection) error {
 		{"--version", number(s.Version), number(now.Version)},
 		{"--bucket", number(s.Bucket), number(now.Bucket)},
 		{"the checks", without(s.Checks, now.Checks), without(now.Checks, s.Checks)},
-		{"--deep", fmt.Sprint(s.Deep), fmt.Sprint(now.Deep)},
+		{"--deep", strconv.FormatBool(s.Deep), strconv.FormatBool(now.Deep)},
 	} {
 		if d.was != d.is {
 			return fmt.Errorf("%w: %s: %q, now %q. Continue it with the same selection, or run without --resume", ErrOtherSelection, d.what, d.was, d.is)
@@ -121,7 +122,7 @@ func number(n *int64) string {
 	if n == nil {
 		return ""
 	}
-	return fmt.Sprint(*n)
+	return strconv.FormatInt(*n, 10)
 }
 
 // selection is what the options select.

@@ -71,6 +71,7 @@ func TestStoppedPassIsContinued(t *testing.T) {
 // continued stops a pass each time it has looked at so many members, which are
 // more than an index has: an index is walked as a whole.
 func (s *sale) continued(t *testing.T, want *reconcile.Report, total, most int64) {
+	t.Helper()
 	var from *reconcile.Resume
 	var sum int64
 	started := time.Now()

@@ -117,15 +117,7 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Members == nil || r.Claims == nil {
-		checks = slices.DeleteFunc(checks, func(c Check) bool { return c.Level == LevelSet })
-	}
-	if r.Nodes == nil && r.Server == nil {
-		checks = slices.DeleteFunc(checks, func(c Check) bool { return c.ID == CheckEnvironment })
-	}
-	if r.Transfers == nil {
-		checks = slices.DeleteFunc(checks, func(c Check) bool { return c.ID == CheckStuckTransfer || c.ID == CheckTransferConflict })
-	}
+	checks = r.possible(checks)
 	if o.Resume != nil {
 		if err := o.Resume.Progress.Selection.check(o.selection(checks)); err != nil {
 			return nil, err
@@ -159,6 +151,22 @@ func (r *Reconciler) Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	return p.merge(after.result()), nil
+}
+
+// possible are the checks for which there are sources.
+func (r *Reconciler) possible(checks []Check) []Check {
+	return slices.DeleteFunc(checks, func(c Check) bool {
+		switch {
+		case c.Level == LevelSet:
+			return r.Members == nil || r.Claims == nil
+		case c.ID == CheckEnvironment:
+			return r.Nodes == nil && r.Server == nil
+		case c.ID == CheckStuckTransfer, c.ID == CheckTransferConflict:
+			return r.Transfers == nil
+		default:
+			return false
+		}
+	})
 }
 
 func (r *Reconciler) repairs() bool { return r.Mender != nil && r.Guard != nil && r.Trail != nil }

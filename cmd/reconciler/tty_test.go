@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,7 +42,7 @@ func (r *reconciled) onTerminal(args ...string) *terminal {
 	if err := pty.Setsize(own, &pty.Winsize{Rows: 24, Cols: 100}); err != nil {
 		r.t.Fatal(err)
 	}
-	x.cmd.Env, x.cmd.Dir = append(r.env, "TERM=xterm"), r.t.TempDir()
+	x.cmd.Env, x.cmd.Dir = append(slices.Clone(r.env), "TERM=xterm"), r.t.TempDir()
 	x.cmd.Stdin, x.cmd.Stderr, x.cmd.Stdout = theirs, theirs, &x.stdout
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := x.cmd.Start(); err != nil {

@@ -70,8 +70,7 @@ func (d *Daemon) Once(ctx context.Context) Verdict {
 		v.Jobs = append(v.Jobs, job)
 		v.Incomplete = v.Incomplete || err != nil || tally.Unknown > 0
 	}
-	v.reconciled(d.compareOnce(ctx))
-	return v
+	return v.with(d.compareOnce(ctx))
 }
 
 // compareOnce makes the quick pass of [Daemon.Once].
@@ -81,7 +80,8 @@ func (d *Daemon) compareOnce(ctx context.Context) (reconciliation.Outcome, error
 	return d.comparison.runner.Run(ctx, d.request(false))
 }
 
-func (v *Verdict) reconciled(out reconciliation.Outcome, err error) {
+// with is the verdict with what the comparison came to.
+func (v Verdict) with(out reconciliation.Outcome, err error) Verdict {
 	job := JobVerdict{Job: JobReconcileQuick, Counts: map[string]int{}, Rows: map[string]int{}, Decisions: []pass.Counted{}}
 	if err == nil {
 		v.Reconciliation, job.Counts = out.Report, counted(out)
@@ -92,6 +92,7 @@ func (v *Verdict) reconciled(out reconciliation.Outcome, err error) {
 		job.Error, v.Incomplete = err.Error(), true
 	}
 	v.Jobs = append(v.Jobs, job)
+	return v
 }
 
 // job makes a scheduled job of a worker.
