@@ -73,6 +73,12 @@ test-slow: $(DEVSTACK) ## only the slow tests: faults and installation
 test-package: $(DEVSTACK) ## only the slow tests of the package: it is installed on a Debian 12 that systemd runs (as root)
 	$(WITH_TEST_STACK) $(GO) test -timeout 20m -count 1 -tags slow -v $(TESTFLAGS) ./deploy
 
+# make soak SOAK=30m
+SOAK ?= 10m
+.PHONY: soak
+soak: $(DEVSTACK) ## sell a hot scope under full load while it is reconciled, for ten minutes (SOAK=30m)
+	@$(GO) test -timeout 3h -count 1 -tags slow -run '^TestSlowHotScope$$' -v ./internal/daemon -soak $(SOAK)
+
 .PHONY: test-all
 test-all: test test-slow ## everything: test and test-slow
 
