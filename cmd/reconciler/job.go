@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -69,7 +68,7 @@ func printJobs(out *result, jobs []pgstore.Job) error {
 	rows := make([]table.Row, 0, len(jobs))
 	for _, j := range jobs {
 		views = append(views, view.OfJob(j))
-		rows = append(rows, table.Row{j.Name, jobState(j), stamp(j.LastFinishedAt), stamp(j.LastSuccessAt), counts(j.LastResult), orDash(firstLine(j.LastError))})
+		rows = append(rows, table.Row{j.Name, jobState(j), stamp(j.LastFinishedAt), stamp(j.LastSuccessAt), orDash(view.Counts(j.LastResult)), orDash(firstLine(j.LastError))})
 	}
 	return out.print(struct {
 		Schema int        `json:"schema"`
@@ -88,22 +87,6 @@ func jobState(j pgstore.Job) string {
 	default:
 		return "scheduled"
 	}
-}
-
-// counts writes a result's counts that are not zero, such as "released=3 seen=10".
-func counts(result json.RawMessage) string {
-	var values map[string]any
-	if err := json.Unmarshal(result, &values); err != nil {
-		return "-"
-	}
-	var parts []string
-	for name, v := range values {
-		if n, ok := v.(float64); ok && n != 0 {
-			parts = append(parts, fmt.Sprintf("%s=%.0f", name, n))
-		}
-	}
-	slices.Sort(parts)
-	return orDash(strings.Join(parts, " "))
 }
 
 func firstLine(s string) string {

@@ -10,7 +10,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/seckill/reconciler/internal/admin"
+	"github.com/seckill/reconciler/internal/config"
+	"github.com/seckill/reconciler/internal/console"
 	"github.com/seckill/reconciler/internal/daemon"
+	"github.com/seckill/reconciler/internal/observe"
 	"github.com/seckill/reconciler/internal/service"
 )
 
@@ -32,6 +36,7 @@ func (a *app) serve(cmd *cobra.Command, dryRun bool) error {
 	manager := service.New(slog.Default())
 	manager.Status("connecting")
 	o := daemon.Options{Config: loaded.Config, DryRun: dryRun, Supervisor: manager}
+	o.Pages = func(d *daemon.Daemon, server *admin.Server) error { return addConsole(loaded.Config, d, server) }
 	return openDaemon(cmd.Context(), o, func(ctx context.Context, d *daemon.Daemon) error {
 		watch, cancel := context.WithCancel(ctx)
 		var background sync.WaitGroup
@@ -50,6 +55,20 @@ func (a *app) serve(cmd *cobra.Command, dryRun bool) error {
 		})
 		return d.Run(ctx)
 	})
+}
+
+// addConsole puts the console on the daemon's admin server.
+func addConsole(c config.Config, d *daemon.Daemon, server *admin.Server) error {
+	auth, err := console.NewAuth(c.Admin)
+	if err != nil {
+		return err
+	}
+	pages, err := console.New(console.Options{Daemon: d, Auth: auth, Hasher: observe.NewUserHasher(c.Observe.UserHashKey)})
+	if err != nil {
+		return err
+	}
+	pages.Register(server)
+	return nil
 }
 
 // reload reads the settings anew and takes over what a running daemon can.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -84,7 +85,7 @@ func TestShow(t *testing.T) {
 		"RECONCILER_REDIS_ADDRS=127.0.0.1:1": "redis", "RECONCILER_POSTGRES_URL=postgres://x@127.0.0.1:1/x": "postgres",
 		"RECONCILER_ROCKETMQ_NAME_SERVERS=127.0.0.1:1": "rocketmq",
 	} {
-		r.env = append(env[:len(env):len(env)], setting)
+		r.env = append(slices.Clip(env), setting)
 		text := run(3, "show", "reservation", id, "--scope", r.scope.Tag())
 		if !strings.Contains(text, "DID NOT ANSWER") || !strings.Contains(text, source) {
 			t.Errorf("%s away:\n%s", source, text)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -121,9 +122,7 @@ func transferCommands(client redis.UniversalClient) map[string]func(*testscript.
 			ts.Setenv("ID", id)
 		},
 	}
-	for name, command := range scriptCommands {
-		commands[name] = command
-	}
+	maps.Copy(commands, scriptCommands)
 	return commands
 }
 

@@ -26,6 +26,8 @@ const CSS = `
 .chart .c-label{font-size:13px;fill:var(--chart-fg)}
 .chart .c-value,.chart .c-legend,.chart .c-none{font-size:12px;fill:var(--chart-muted)}
 .chart .c-axis{stroke:var(--chart-grid);stroke-width:1}
+.chart .c-line{fill:none;stroke-width:2;stroke-linecap:round;stroke-linejoin:round}
+.chart .c-line-0{stroke:var(--chart-0)}.chart .c-line-1{stroke:var(--chart-1)}.chart .c-line-2{stroke:var(--chart-2)}.chart .c-line-3{stroke:var(--chart-3)}
 .chart .c-0{fill:var(--chart-0)}.chart .c-1{fill:var(--chart-1)}.chart .c-2{fill:var(--chart-2)}.chart .c-3{fill:var(--chart-3)}
 `
 

@@ -397,6 +397,8 @@ type Purge struct {
 	// Time since its last run after which a job is forgotten, such as one that
 	// this version does not have any more. Paused ones stay.
 	JobsAfter time.Duration `koanf:"jobs_after"`
+	// Age at which the numbers behind the console's charts go.
+	SamplesAfter time.Duration `koanf:"samples_after"`
 	// Rows that are looked at or deleted in one statement.
 	Batch int `koanf:"batch"`
 }
@@ -558,7 +560,7 @@ func Default() Config {
 		Notify: Notify{Webhook: Webhook{Timeout: 5 * time.Second, Every: 5 * time.Second}},
 		Purge: Purge{
 			ClaimsAfter: 30 * 24 * time.Hour, TasksAfter: 90 * 24 * time.Hour, TransfersAfter: 30 * 24 * time.Hour,
-			JobsAfter: 30 * 24 * time.Hour, Batch: 1000,
+			JobsAfter: 30 * 24 * time.Hour, SamplesAfter: 7 * 24 * time.Hour, Batch: 1000,
 		},
 		Lease: Lease{TTL: 5 * time.Second},
 		Run:   Run{StopTimeout: 20 * time.Second},

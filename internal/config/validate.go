@@ -285,6 +285,7 @@ func (k *checker) purge(c Config) {
 		{"purge.tasks_after", c.Purge.TasksAfter},
 		{"purge.transfers_after", c.Purge.TransfersAfter},
 		{"purge.jobs_after", c.Purge.JobsAfter},
+		{"purge.samples_after", c.Purge.SamplesAfter},
 	} {
 		if age.d < 0 {
 			k.failf(age.path, "%s is negative", FormatDuration(age.d))

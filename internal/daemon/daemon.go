@@ -17,6 +17,7 @@ import (
 
 	"github.com/seckill/reconciler/compensator"
 	"github.com/seckill/reconciler/fencer"
+	"github.com/seckill/reconciler/internal/admin"
 	"github.com/seckill/reconciler/internal/config"
 	"github.com/seckill/reconciler/internal/notify"
 	"github.com/seckill/reconciler/internal/observe"
@@ -39,6 +40,9 @@ type Options struct {
 	DryRun bool
 	// Supervisor is told how a running daemon stands; nil: nobody.
 	Supervisor Supervisor
+	// Pages adds pages to the admin server before it starts; nil: there are none
+	// beside health, readiness and metrics.
+	Pages func(*Daemon, *admin.Server) error
 }
 
 // Daemon is the reconciler with its connections. Close it when done.
@@ -53,6 +57,7 @@ type Daemon struct {
 	observes bool
 
 	supervisor Supervisor
+	pages      func(*Daemon, *admin.Server) error
 	reloading  sync.Mutex    // guards live
 	live       config.Config // cfg with what reloads took over
 	policies   atomic.Pointer[reservation.Policy]
@@ -80,7 +85,7 @@ const startLimit = 15 * time.Second
 // everything that needs it waits.
 func Open(ctx context.Context, o Options) (_ *Daemon, err error) {
 	d := &Daemon{
-		cfg: o.Config, live: o.Config, log: o.Logger, metrics: o.Metrics, supervisor: orNobody(o.Supervisor),
+		cfg: o.Config, live: o.Config, log: o.Logger, metrics: o.Metrics, supervisor: orNobody(o.Supervisor), pages: o.Pages,
 		observes: o.DryRun || o.Config.Mode != config.ModeAct,
 	}
 	defer func() {

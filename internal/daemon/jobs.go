@@ -2,12 +2,14 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/seckill/reconciler/internal/admin"
+	"github.com/seckill/reconciler/internal/config"
 	"github.com/seckill/reconciler/internal/observe"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/schedule"
@@ -160,11 +162,16 @@ func (l *leaseState) get() admin.Lease {
 	return admin.Lease{State: l.state, Since: l.since}
 }
 
-// adminServer serves health, readiness and metrics.
-func (d *Daemon) adminServer(state *leaseState) *admin.Server {
+// adminServer serves health, readiness and metrics, and the pages that were
+// added.
+func (d *Daemon) adminServer(state *leaseState) (*admin.Server, error) {
 	c := d.cfg.Admin
-	return admin.New(admin.Options{
-		Listen: c.Listen, AllowRemote: c.AllowRemote, AllowedHosts: c.AllowedHosts, CheckTimeout: c.CheckTimeout,
+	encryption, err := serverTLS(c)
+	if err != nil {
+		return nil, err
+	}
+	server := admin.New(admin.Options{
+		TLS: encryption, Listen: c.Listen, AllowRemote: c.AllowRemote, AllowedHosts: c.AllowedHosts, CheckTimeout: c.CheckTimeout,
 		Lease: state.get, Metrics: d.metrics.Handler(), Logger: d.log,
 		Checks: []admin.Check{
 			{Name: "redis", Run: d.clients.Ping},
@@ -172,4 +179,22 @@ func (d *Daemon) adminServer(state *leaseState) *admin.Server {
 			{Name: "rocketmq", Run: func(ctx context.Context) error { _, err := d.probe(ctx); return err }},
 		},
 	})
+	if d.pages != nil {
+		if err := d.pages(d, server); err != nil {
+			return nil, err
+		}
+	}
+	return server, nil
+}
+
+// serverTLS is the admin server's certificate; nil without one.
+func serverTLS(c config.Admin) (*tls.Config, error) {
+	if c.TLSCertFile == "" {
+		return nil, nil
+	}
+	pair, err := tls.LoadX509KeyPair(c.TLSCertFile, c.TLSKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("admin.tls_cert_file and admin.tls_key_file: %w", err)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}, nil
 }

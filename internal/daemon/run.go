@@ -22,7 +22,7 @@ const (
 
 // JobNames lists every job that a running daemon has.
 func JobNames() []string {
-	return []string{JobRefence, JobScanner, JobFencer, JobCompensator, JobTransfer, JobRebalance, JobReconcileQuick, JobReconcileDeep, JobBacklog, JobProbe}
+	return []string{JobRefence, JobScanner, JobFencer, JobCompensator, JobTransfer, JobRebalance, JobReconcileQuick, JobReconcileDeep, JobBacklog, JobSamples, JobProbe}
 }
 
 // Acquire gets the lease without waiting for it, for a single pass; another
@@ -61,7 +61,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 	stopping := context.AfterFunc(ctx, func() { d.supervisor.Stopping(StopLimit(d.cfg)) })
 	defer stopping()
 	if d.cfg.Admin.Listen != "" {
-		server := d.adminServer(state)
+		server, err := d.adminServer(state)
+		if err != nil {
+			return err
+		}
 		if err := server.Start(ctx); err != nil {
 			return err
 		}
@@ -115,6 +118,9 @@ const (
 	refenceLimit    = 10 * time.Minute // it goes through every reservation of the live versions
 	releaseLimit    = 3 * time.Second
 )
+
+// Mode is observe or act, as the daemon works.
+func (d *Daemon) Mode() string { return d.mode() }
 
 func (d *Daemon) mode() string {
 	if d.observes {
@@ -191,6 +197,7 @@ func (d *Daemon) jobs() []schedule.Job {
 	jobs = append(jobs, d.rebalancing()...)
 	return append(jobs,
 		schedule.Job{Name: JobBacklog, Schedule: "@every " + backlogInterval.String(), Limit: backlogInterval, Run: d.watchBacklog},
+		schedule.Job{Name: JobSamples, Schedule: "@every " + samplesInterval.String(), Limit: samplesInterval, Quiet: []string{"kept"}, Run: d.keepSamples},
 		schedule.Job{Name: JobProbe, Schedule: "@every " + probeInterval.String(), Limit: probeInterval, Run: d.sample})
 }
 

@@ -13,13 +13,15 @@ type PurgeKind string
 
 // The kinds, and the age that counts: of a claim since it was made, of a task
 // since it was decided, of a report since its run began, of a transfer since
-// its version's retention ended, of a job since its last run.
+// its version's retention ended, of a job since its last run, of a sample since
+// it was taken.
 const (
 	PurgeClaims    PurgeKind = "claims"
 	PurgeTasks     PurgeKind = "tasks"
 	PurgeReports   PurgeKind = "reports"
 	PurgeTransfers PurgeKind = "transfers"
 	PurgeJobs      PurgeKind = "jobs"
+	PurgeSamples   PurgeKind = "samples"
 )
 
 // Purgeable is what of a kind may be deleted.
@@ -67,6 +69,7 @@ var purgeRules = map[PurgeKind]purgeRule{
 		t.state IN ('DONE', 'CANCELLED') AND NOT EXISTS (SELECT FROM seckill.scope AS s
 			WHERE (s.activity_id, s.sku_id, s.activity_version) = (t.activity_id, t.sku_id, t.activity_version)
 			  AND (s.state <> 'CLOSED' OR s.retention_until >= clock_timestamp() - $1::interval))`, 1},
+	PurgeSamples: {"seckill.version_sample", "id", "at", `t.at < clock_timestamp() - $1::interval`, 1},
 	PurgeJobs: {"seckill.job", "name", "last_finished_at", `
 		NOT t.paused AND t.run_requested_at IS NULL AND t.last_finished_at < clock_timestamp() - $1::interval`, 1},
 }

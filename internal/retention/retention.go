@@ -31,6 +31,7 @@ type Policy struct {
 	Reports   time.Duration // and files
 	Transfers time.Duration
 	Jobs      time.Duration
+	Samples   time.Duration
 	ReportDir string // "" for none
 	Batch     int    // rows in one statement
 	// Act is false in mode observe: then claims and the journal of transfers
@@ -42,7 +43,7 @@ type Policy struct {
 func PolicyOf(c config.Config) Policy {
 	return Policy{
 		Claims: c.Purge.ClaimsAfter, Tasks: c.Purge.TasksAfter, Reports: c.Reconcile.Retention,
-		Transfers: c.Purge.TransfersAfter, Jobs: c.Purge.JobsAfter, ReportDir: c.Reconcile.ReportDir,
+		Transfers: c.Purge.TransfersAfter, Jobs: c.Purge.JobsAfter, Samples: c.Purge.SamplesAfter, ReportDir: c.Reconcile.ReportDir,
 		Batch: c.Purge.Batch, Act: c.Mode == config.ModeAct,
 	}
 }
@@ -74,6 +75,7 @@ func (p Policy) kinds() []kept {
 		{pgstore.PurgeTasks, p.Tasks, ""},
 		{pgstore.PurgeReports, p.Reports, ""},
 		{pgstore.PurgeJobs, p.Jobs, ""},
+		{pgstore.PurgeSamples, p.Samples, ""},
 	}
 	if p.ReportDir != "" {
 		all = append(all, kept{KindReportFiles, p.Reports, ""})

@@ -2,6 +2,9 @@ package view
 
 import (
 	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/seckill/reconciler/internal/pgstore"
@@ -33,4 +36,20 @@ func OfJob(j pgstore.Job) Job {
 		v.LastResult = json.RawMessage("null")
 	}
 	return v
+}
+
+// Counts writes a result's counts that are not zero, such as "released=3 seen=10".
+func Counts(result json.RawMessage) string {
+	var values map[string]any
+	if err := json.Unmarshal(result, &values); err != nil {
+		return ""
+	}
+	var parts []string
+	for name, v := range values {
+		if n, ok := v.(float64); ok && n != 0 {
+			parts = append(parts, fmt.Sprintf("%s=%.0f", name, n))
+		}
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, " ")
 }
