@@ -131,7 +131,12 @@ func (s *shop) serve(c config.Config) {
 	s.base = "http://" + server.Addr()
 }
 
-// reserve makes a reservation of the user in bucket 0, which expires at once.
+// scopeOf is the user's bucket.
+func (s *shop) scopeOf(user string) reservation.Scope {
+	return s.spec.Scopes()[reservation.BucketOf(s.spec.ActivityID, s.spec.SKUID, user, s.spec.Buckets)]
+}
+
+// reserve makes a reservation of the user, which expires at once.
 func (s *shop) reserve(user string) string {
 	s.t.Helper()
 	runner, err := lua.NewRunner(s.redis)
@@ -140,7 +145,7 @@ func (s *shop) reserve(user string) string {
 	}
 	id := reservation.NewID([]byte("secret"), s.spec.ActivityID, s.spec.SKUID, user, "q-"+user)
 	b := runner.Batch()
-	r := b.Reserve(s.spec.Scopes()[0], lua.ReserveArgs{
+	r := b.Reserve(s.scopeOf(user), lua.ReserveArgs{
 		RequestID: "q-" + user, ReservationID: id, UserID: user, TTLMS: 1, SchemaVersion: 1, MessageID: reservation.MessageID(id),
 	})
 	if err := b.Run(s.t.Context()); err != nil {
@@ -158,7 +163,7 @@ func (s *shop) reserve(user string) string {
 func (s *shop) orphan() (id string, task int64) {
 	s.t.Helper()
 	id = s.reserve("orphan-user")
-	if err := s.redis.Del(s.t.Context(), s.spec.Scopes()[0].ReservationKey(id)).Err(); err != nil {
+	if err := s.redis.Del(s.t.Context(), s.scopeOf("orphan-user").ReservationKey(id)).Err(); err != nil {
 		s.t.Fatal(err)
 	}
 	s.daemon.Once(s.t.Context())

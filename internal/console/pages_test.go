@@ -114,7 +114,7 @@ func TestApprove(t *testing.T) {
 	if !s.audited("repair_ended", "alice") {
 		t.Error("the audit trail does not name alice")
 	}
-	for _, snapshot := range s.daemon.Redis.Snapshots(t.Context(), s.spec.Scopes()[:1]) {
+	for _, snapshot := range s.daemon.Redis.Snapshots(t.Context(), s.spec.Scopes()) {
 		if snapshot.Available != snapshot.Initial || snapshot.Reserved != 0 {
 			t.Errorf("the unit was not given back: %+v", snapshot.SnapshotReply)
 		}
@@ -129,8 +129,12 @@ func TestApproveOnlyWhatWasShown(t *testing.T) {
 	api := s.program(changeToken)
 	path := fmt.Sprintf("/api/v1/tasks/%d", task)
 	_, seen := api.call(http.MethodGet, path, nil)
-	second := s.reserve("second-user")
-	if err := s.redis.Del(t.Context(), s.spec.Scopes()[0].ReservationKey(second)).Err(); err != nil {
+	user := "second-user" // in the same bucket, which is the task's
+	for i := 0; s.scopeOf(user) != s.scopeOf("orphan-user"); i++ {
+		user = fmt.Sprint("second-user-", i)
+	}
+	second := s.reserve(user)
+	if err := s.redis.Del(t.Context(), s.scopeOf(user).ReservationKey(second)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	status, answer := api.call(http.MethodPost, path, map[string]string{"action": "approve", "reason": "x", "fingerprint": fmt.Sprint(seen["fingerprint"])})
