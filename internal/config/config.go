@@ -384,6 +384,9 @@ type Reconcile struct {
 
 // Purge is what is deleted in time (protocol §4). 0 keeps a kind for ever.
 type Purge struct {
+	// When the daemon purges: six cron fields beginning with the second, in UTC;
+	// empty: never. Look at `reconciler purge --plan` before you set it.
+	Schedule string `koanf:"schedule"`
 	// Age at which a claim may go. It must be longer than the brokers keep
 	// messages, retries and dead letters, and than anybody may replay them: a
 	// message that is later than its claim could still make an order. A claim

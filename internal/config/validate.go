@@ -294,6 +294,7 @@ func (k *checker) purge(c Config) {
 	if d := c.Purge.ClaimsAfter; d > 0 && d <= minClaimAge {
 		k.failf("purge.claims_after", "%s is not above %s: a message may be later than its claim", FormatDuration(d), FormatDuration(minClaimAge))
 	}
+	k.schedule("purge.schedule", c.Purge.Schedule)
 	k.atLeast("purge.batch", c.Purge.Batch, 1)
 }
 

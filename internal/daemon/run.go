@@ -22,7 +22,7 @@ const (
 
 // JobNames lists every job that a running daemon has.
 func JobNames() []string {
-	return []string{JobRefence, JobScanner, JobFencer, JobCompensator, JobTransfer, JobRebalance, JobReconcileQuick, JobReconcileDeep, JobBacklog, JobSamples, JobProbe}
+	return []string{JobRefence, JobScanner, JobFencer, JobCompensator, JobTransfer, JobRebalance, JobReconcileQuick, JobReconcileDeep, JobBacklog, JobSamples, JobProbe, JobPurge}
 }
 
 // Acquire gets the lease without waiting for it, for a single pass; another
@@ -195,6 +195,7 @@ func (d *Daemon) jobs() []schedule.Job {
 	}
 	jobs = append(jobs, d.comparisons()...)
 	jobs = append(jobs, d.rebalancing()...)
+	jobs = append(jobs, d.purging()...)
 	return append(jobs,
 		schedule.Job{Name: JobBacklog, Schedule: "@every " + backlogInterval.String(), Limit: backlogInterval, Run: d.watchBacklog},
 		schedule.Job{Name: JobSamples, Schedule: "@every " + samplesInterval.String(), Limit: samplesInterval, Quiet: []string{"kept"}, Run: d.keepSamples},
