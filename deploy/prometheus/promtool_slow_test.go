@@ -27,7 +27,7 @@ func promtool(t *testing.T) string {
 	if _, err := os.Stat(path); err == nil {
 		return path
 	}
-	fresh, err := os.MkdirTemp(cache, "prometheus-")
+	fresh, err := os.MkdirTemp(cache, "prometheus-") //nolint:usetesting // a rename needs the same file system
 	if err != nil {
 		t.Fatal(err)
 	}

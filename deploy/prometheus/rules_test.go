@@ -189,7 +189,7 @@ func TestDashboard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var d dashboard.Dashboard
+	var d dashboard.Dashboard //nolint:staticcheck // dashboardv2 is not what Grafana imports from a file
 	// It returns an empty list, which is no nil error, where nothing is wrong.
 	err = d.UnmarshalJSONStrict(text)
 	if problems, ok := errors.AsType[cog.BuildErrors](err); err != nil && (!ok || len(problems) > 0) {

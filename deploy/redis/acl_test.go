@@ -174,10 +174,26 @@ func (s *shop) gateway() *client.Gateway {
 
 // forbidden are what no program may do, and changes of another role.
 var forbidden = [][]any{
-	{"flushall"}, {"flushdb"}, {"keys", "*"}, {"scan", "0"}, {"monitor"}, {"config", "get", "*"}, {"config", "set", "maxmemory", "0"},
-	{"acl", "list"}, {"acl", "setuser", "x"}, {"debug", "sleep", "0"}, {"shutdown", "nosave"}, {"slowlog", "reset"}, {"latency", "reset"},
-	{"client", "kill", "id", "1"}, {"replicaof", "no", "one"}, {"cluster", "reset"}, {"script", "flush"}, {"function", "list"},
-	{"get", "other:key"}, {"set", "other:key", "1"},
+	{"flushall"},
+	{"flushdb"},
+	{"keys", "*"},
+	{"scan", "0"},
+	{"monitor"},
+	{"config", "get", "*"},
+	{"config", "set", "maxmemory", "0"},
+	{"acl", "list"},
+	{"acl", "setuser", "x"},
+	{"debug", "sleep", "0"},
+	{"shutdown", "nosave"},
+	{"slowlog", "reset"},
+	{"latency", "reset"},
+	{"client", "kill", "id", "1"},
+	{"replicaof", "no", "one"},
+	{"cluster", "reset"},
+	{"script", "flush"},
+	{"function", "list"},
+	{"get", "other:key"},
+	{"set", "other:key", "1"},
 }
 
 func (s *shop) mayNot(role string, more ...[]any) {
@@ -199,6 +215,7 @@ func onEach(t *testing.T, test func(t *testing.T, s *shop)) {
 
 func TestGatewayRole(t *testing.T) {
 	onEach(t, func(t *testing.T, s *shop) {
+		t.Helper()
 		g := s.gateway()
 		sent, unknown := s.sell(g, "u1"), s.sell(g, "u2")
 		if err := g.MarkEnqueued(t.Context(), sent, "broker,0,1,AC"); err != nil {
@@ -239,6 +256,7 @@ func TestGatewayRole(t *testing.T) {
 
 func TestConsumerRole(t *testing.T) {
 	onEach(t, func(t *testing.T, s *shop) {
+		t.Helper()
 		g := s.gateway()
 		for i, mark := range []func(*client.Consumer, client.Message) error{
 			func(c *client.Consumer, m client.Message) error { return c.MarkOrderCreated(t.Context(), m, "o1") },
@@ -268,12 +286,22 @@ func TestConsumerRole(t *testing.T) {
 
 func TestReaderRole(t *testing.T) {
 	onEach(t, func(t *testing.T, s *shop) {
+		t.Helper()
 		s.sell(s.gateway(), "u1")
 		c := s.as("seckill-reader")
 		for _, args := range [][]any{
-			{"hgetall", s.scope.StockKey()}, {"hgetall", s.scope.MetaKey()}, {"get", s.scope.UserKey("u1")}, {"zrange", s.scope.IndexKey(reservation.SendPending), "0", "-1"},
-			{"zcard", s.scope.IndexKey(reservation.ReservationExpiry)}, {"hlen", s.scope.RequestShardKey(3)}, {"memory", "usage", s.scope.StockKey()}, {"pttl", s.scope.MetaKey()},
-			{"info"}, {"slowlog", "get", "1"}, {"latency", "latest"}, {"acl", "whoami"},
+			{"hgetall", s.scope.StockKey()},
+			{"hgetall", s.scope.MetaKey()},
+			{"get", s.scope.UserKey("u1")},
+			{"zrange", s.scope.IndexKey(reservation.SendPending), "0", "-1"},
+			{"zcard", s.scope.IndexKey(reservation.ReservationExpiry)},
+			{"hlen", s.scope.RequestShardKey(3)},
+			{"memory", "usage", s.scope.StockKey()},
+			{"pttl", s.scope.MetaKey()},
+			{"info"},
+			{"slowlog", "get", "1"},
+			{"latency", "latest"},
+			{"acl", "whoami"},
 		} {
 			if err := c.Do(t.Context(), args...).Err(); err != nil {
 				t.Errorf("%v: %v", args, err)
@@ -289,6 +317,7 @@ func TestReaderRole(t *testing.T) {
 // daemon's own tests run under this user too (TestSlowUnderACL).
 func TestDaemonRole(t *testing.T) {
 	onEach(t, func(t *testing.T, s *shop) {
+		t.Helper()
 		s.daemonScripts(s.as("seckill-daemon"), s.gateway())
 		settings := config.Default().Redis
 		settings.Addrs, settings.Username, settings.Password = s.target.Addrs, "seckill-daemon"+s.suffix, password

@@ -34,7 +34,8 @@ func TestSlowUnderACL(t *testing.T) {
 			}
 			for _, e := range log {
 				since := time.Duration(e.AgeSeconds * float64(time.Second))
-				if e.Username == "seckill-daemon" && since < time.Since(began) {
+				// The check environment asks for the login's own rights, and takes no for an answer.
+				if e.Username == "seckill-daemon" && since < time.Since(began) && e.Object != "acl|getuser" {
 					t.Errorf("%s refused: %s %s (%s)", addr, e.Reason, e.Object, e.Context)
 				}
 			}

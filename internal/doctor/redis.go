@@ -107,6 +107,29 @@ func (r *rows) settings(n probe.RedisNode) {
 	if n.Settings == nil {
 		return
 	}
+	issues := settingIssues(n)
+	_, noInfo := n.Settings.Unread["INFO"]
+	for _, check := range settingChecks {
+		issue, bad := issues[check.name]
+		delete(issues, check.name)
+		switch {
+		case bad && check.broken:
+			r.add(check.name, Broken, issue.Message, issue.Remedy)
+		case bad:
+			r.add(check.name, Warning, issue.Message, issue.Remedy)
+		case check.name == "acl-user":
+			r.aclUser(n)
+		case applies(check.name, check.master, n) && !noInfo:
+			r.ok(check.name, check.fine)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(issues)) {
+		r.unread(name, constError(issues[name].Message), issues[name].Remedy)
+	}
+}
+
+// settingIssues are what package reconcile says of the server, by setting.
+func settingIssues(n probe.RedisNode) map[string]reconcile.EnvironmentIssue {
 	judged := *n.Settings
 	if n.Role == probe.RoleReplica && !n.Alone {
 		// A replica in its place: what only a master has is not asked of it.
@@ -118,26 +141,15 @@ func (r *rows) settings(n probe.RedisNode) {
 		i.Message = strings.TrimPrefix(i.Message, "redis "+n.Addr+": ")
 		issues[name] = i
 	}
-	_, noInfo := n.Settings.Unread["INFO"]
-	for _, check := range settingChecks {
-		issue, bad := issues[check.name]
-		delete(issues, check.name)
-		switch {
-		case bad && check.broken:
-			r.add(check.name, Broken, issue.Message, issue.Remedy)
-		case bad:
-			r.add(check.name, Warning, issue.Message, issue.Remedy)
-		case noInfo && check.name != "acl-user", check.master && n.Role != probe.RoleMaster && !n.Alone:
-		case check.name == "min-replicas-to-write" && n.Settings.Replicas == 0: // judged with the replicas
-		case check.name == "acl-user":
-			r.aclUser(n)
-		default:
-			r.ok(check.name, check.fine)
-		}
+	return issues
+}
+
+// applies says whether a setting is asked of the server.
+func applies(name string, ofMasters bool, n probe.RedisNode) bool {
+	if name == "min-replicas-to-write" && n.Settings.Replicas == 0 {
+		return false // judged with the replicas
 	}
-	for _, name := range slices.Sorted(maps.Keys(issues)) {
-		r.unread(name, constError(issues[name].Message), issues[name].Remedy)
-	}
+	return !ofMasters || n.Role == probe.RoleMaster || n.Alone
 }
 
 func (r *rows) aclUser(n probe.RedisNode) {

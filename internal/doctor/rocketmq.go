@@ -42,7 +42,7 @@ func RocketMQ(m probe.RocketMQ, c Messaging) []Row {
 		return append(all.list, list...)
 	}
 	if !m.TopicExists {
-		all.add("topic", Broken, fmt.Sprintf("the name servers have no route for topic %s", c.Topic), "create the topic, or correct rocketmq.topic")
+		all.add("topic", Broken, "the name servers have no route for topic "+c.Topic, "create the topic, or correct rocketmq.topic")
 		return append(all.list, list...)
 	}
 	all.ok("topic", fmt.Sprintf("%s on %d brokers", c.Topic, len(m.Brokers)))
@@ -92,6 +92,11 @@ func (r *rows) consumers(m probe.RocketMQ, c Messaging) {
 		r.judge("message-model", first.Model == "CLUSTERING", "clustering", Broken,
 			"the consumers are in mode "+first.Model+": the brokers do not know what they have handled", "use clustering")
 	}
+	r.protocol(m, first, c)
+}
+
+// protocol compares how the consumers read with how evidence is concluded.
+func (r *rows) protocol(m probe.RocketMQ, first *probe.Consumers, c Messaging) {
 	pop := m.PopTopic != "" || first != nil && first.Type == "CONSUME_POP"
 	switch {
 	case pop && !c.Pop:

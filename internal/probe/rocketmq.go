@@ -1,8 +1,6 @@
 package probe
 
 import (
-	"cmp"
-	"slices"
 	"strings"
 	"time"
 )
@@ -77,9 +75,4 @@ func (s Subscription) Takes(tag string) (takes, known bool) {
 		}
 	}
 	return false, true
-}
-
-// SortBrokers puts the brokers in the order of their names.
-func (r *RocketMQ) SortBrokers() {
-	slices.SortFunc(r.Brokers, func(a, b Broker) int { return cmp.Compare(a.Name, b.Name) })
 }

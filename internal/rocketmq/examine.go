@@ -1,6 +1,7 @@
 package rocketmq
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -59,7 +60,7 @@ func (e *Evidence) Examine(ctx context.Context) probe.RocketMQ {
 		})
 	}
 	asking.Wait()
-	r.SortBrokers()
+	slices.SortFunc(r.Brokers, func(a, b probe.Broker) int { return cmp.Compare(a.Name, b.Name) })
 	return r
 }
 
