@@ -55,7 +55,8 @@ type Inspector struct {
 // OpenInspector connects to what answers. It fails only for a mistake in the
 // configuration, or a schema of another version.
 func OpenInspector(ctx context.Context, o Options) (_ *Inspector, err error) {
-	d := &Daemon{cfg: o.Config, log: o.Logger, metrics: o.Metrics, observes: true}
+	d := &Daemon{cfg: o.Config, live: o.Config, log: o.Logger, metrics: o.Metrics, observes: true}
+	d.setPolicy(o.Config)
 	i := &Inspector{d: d}
 	defer func() {
 		if err != nil {
