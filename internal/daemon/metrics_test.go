@@ -105,15 +105,15 @@ func labelsOf(f *dto.MetricFamily) []string {
 }
 
 // observedSale is a sale whose daemon has had something of everything to count.
-func observedSale(t *testing.T, stack *devstack.Stack) (s *sale, address string) {
+func observedSale(t *testing.T, stack *devstack.Stack, change ...func(*config.Config)) (s *sale, address string) {
 	t.Helper()
-	s = newSale(t, stack, func(c *config.Config) {
+	s = newSale(t, stack, append(change, func(c *config.Config) {
 		hurried(c)
 		c.Reconcile.Settle = 100 * time.Millisecond
 		c.Reconcile.Quick, c.Reconcile.Deep = "* * * * * *", "* * * * * *"
 		// A cluster has what a single server has not: replicas and slots.
 		c.Redis.Addrs = stack.Cluster().Addrs()
-	})
+	})...)
 	order := s.expired(reservation.StatusSendUnknown)
 	s.mustOrder(order)
 	s.expired(reservation.StatusEnqueued)
