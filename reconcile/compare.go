@@ -162,17 +162,16 @@ func allocation(k *skuReading, v Version) (contradiction, bool) {
 	if at == nil || k.unread[v.Number] {
 		return contradiction{}, false
 	}
-	sum, inTransit := int64(0), int64(0)
+	sum, err := k.initialOfAll(v)
+	inTransit := int64(0)
 	if books, journalled := k.books[v.Number]; journalled {
 		if books.Check() != nil || waiting(books) > 0 {
 			return contradiction{}, false // transfer_conflict says it, alone
 		}
-		sum, inTransit = books.Initial(), books.InTransit()
-	} else {
-		var err error
-		if sum, err = k.initialOfAll(v); err != nil {
-			return contradiction{}, false
-		}
+		sum, inTransit, err = books.Initial(), books.InTransit(), nil
+	}
+	if err != nil {
+		return contradiction{}, false
 	}
 	difference := sum + inTransit - v.Allocated
 	if difference == 0 {

@@ -134,7 +134,10 @@ func TestTransferConflict(t *testing.T) {
 		want  []string
 	}{
 		"a sum that is not right": {
-			func(s *sale, _ transfer.Transfer) { s.do("hincrby", s.scopes[1].StockKey(), "initial", 7); s.do("hincrby", s.scopes[1].StockKey(), "available", 7) },
+			func(s *sale, _ transfer.Transfer) {
+				s.do("hincrby", s.scopes[1].StockKey(), "initial", 7)
+				s.do("hincrby", s.scopes[1].StockKey(), "available", 7)
+			},
 			[]string{"drift", "transfer_conflict 1", "b0 +0", "b1 +0"},
 		},
 		"the marker of the other leg": {
@@ -142,7 +145,9 @@ func TestTransferConflict(t *testing.T) {
 			[]string{"drift", "transfer_conflict 0", "b0 +0", "b1 +0"},
 		},
 		"a marker that is none": {
-			func(s *sale, row transfer.Transfer) { s.do("hset", row.DonorScope().TransferKey(row.ID), "amount", "x") },
+			func(s *sale, row transfer.Transfer) {
+				s.do("hset", row.DonorScope().TransferKey(row.ID), "amount", "x")
+			},
 			[]string{"drift", "transfer_conflict 0", "b0 +0", "b1 +0"},
 		},
 	} {

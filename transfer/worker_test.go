@@ -259,7 +259,7 @@ func TestPlan(t *testing.T) {
 		"in order":             {func(*world, *transfer.Request) {}, "", ""},
 		"paused":               {func(w *world, _ *transfer.Request) { w.setState(0, lua.StatePaused) }, "", ""},
 		"more than available":  {func(_ *world, r *transfer.Request) { r.Amount = 10 }, "", "9 units available"},
-		"one bucket":           {func(w *world, r *transfer.Request) { r.Donor, r.Receiver = 1, 1 }, "one bucket", ""},
+		"one bucket":           {func(_ *world, r *transfer.Request) { r.Donor, r.Receiver = 1, 1 }, "one bucket", ""},
 		"nothing":              {func(_ *world, r *transfer.Request) { r.Amount = 0 }, "not a number of units", ""},
 		"no such donor":        {func(_ *world, r *transfer.Request) { r.Donor = 7 }, "the donor is not a bucket", ""},
 		"no such receiver":     {func(_ *world, r *transfer.Request) { r.Receiver = 7 }, "the receiver is not a bucket", ""},

@@ -19,7 +19,6 @@ import (
 type rebalanceFlags struct {
 	plan, apply bool
 	watch       time.Duration
-	limits      transfer.Limits
 }
 
 func newRebalance(a *app) *cobra.Command {
@@ -114,7 +113,7 @@ func (s stores) balance(ctx context.Context, f transfer.Filter, watch time.Durat
 func (a *app) rebalance(ctx context.Context, s stores, out *result, plans []transfer.Plan, apply bool) error {
 	views := make([]view.Rebalance, 0, len(plans))
 	if apply && s.cfg.Mode != config.ModeAct {
-		a.say("nothing is moved: mode is %s. Set it to act to let the transfers be made.", s.cfg.Mode)
+		a.sayf("nothing is moved: mode is %s. Set it to act to let the transfers be made.", s.cfg.Mode)
 		apply = false
 	}
 	tally := pass.NewTally()

@@ -106,10 +106,10 @@ func (a *app) createTransfer(ctx context.Context, s stores, out *result, r trans
 		return refusal(err)
 	}
 	for _, w := range warnings {
-		a.say("warning: %s", w)
+		a.sayf("warning: %s", w)
 	}
 	if s.cfg.Mode != config.ModeAct {
-		a.say("nothing is journalled: mode is %s. Set it to act to let the transfer be made.", s.cfg.Mode)
+		a.sayf("nothing is journalled: mode is %s. Set it to act to let the transfer be made.", s.cfg.Mode)
 		return printTransfer(out, view.LiveTransfer{Transfer: view.OfTransfer(row), Next: string(transfer.Wait), Why: "mode is " + s.cfg.Mode})
 	}
 	if !wait {
@@ -120,8 +120,8 @@ func (a *app) createTransfer(ctx context.Context, s stores, out *result, r trans
 	return errors.Join(showTransfer(context.WithoutCancel(ctx), s, out, row), err)
 }
 
-// say writes a note for people.
-func (a *app) say(format string, args ...any) {
+// sayf writes a note for people.
+func (a *app) sayf(format string, args ...any) {
 	_, _ = fmt.Fprintf(a.stderr, format+"\n", args...) // only a terminal that is gone
 }
 
@@ -130,9 +130,9 @@ func (a *app) sayWhoDrives(ctx context.Context, store *pgstore.Store) {
 	holder, err := store.LeaseHolder(ctx, pgstore.LeaseDaemon)
 	switch {
 	case err != nil || !holder.Held:
-		a.say("no daemon is at work now: the transfer is carried out when one is, or by `reconciler transfer create --wait`")
+		a.sayf("no daemon is at work now: the transfer is carried out when one is, or by `reconciler transfer create --wait`")
 	default:
-		a.say("the daemon's job transfer carries it out: see `reconciler transfer show`")
+		a.sayf("the daemon's job transfer carries it out: see `reconciler transfer show`")
 	}
 }
 
