@@ -58,6 +58,9 @@ func (r *run) readTransfers(ctx context.Context) {
 // each bucket at one instant. What cannot be read fails the scopes of its
 // version: their sums cannot be judged.
 func (r *reader) readBooks(ctx context.Context, k *skuReading) {
+	if !r.needs.transfers || r.transfers == nil {
+		return
+	}
 	k.books, k.unread, k.stuckAfter = map[int64]transfer.Books{}, map[int64]bool{}, r.stuckAfter
 	if r.journalErr != nil {
 		for _, v := range k.sku.Versions {
