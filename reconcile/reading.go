@@ -97,9 +97,7 @@ func (r *reader) read(ctx context.Context, k *skuReading, strays bool) {
 	if r.needs.config {
 		r.readFields(ctx, full)
 	}
-	if r.needs.transfers && r.transfers != nil {
-		r.readBooks(ctx, k)
-	}
+	r.readBooks(ctx, k)
 	// Siblings, and scopes that lack something and so are not compared: what is
 	// there of their stock is shown all the same.
 	r.readStocks(ctx, k.where(func(s *scopeReading) bool { return s.sibling || len(s.missing) > 0 }))
