@@ -104,8 +104,8 @@ func (s *sale) deep() reconcile.Options {
 // faultCase injects one fault into a settled sale.
 type faultCase struct {
 	fault   func(s *sale, all []booking) (subject string)
-	buckets int64 // of the sale; 0 means 1
-	also  []string // findings that the fault brings about besides, as "check"
+	buckets int64    // of the sale; 0 means 1
+	also    []string // findings that the fault brings about besides, as "check"
 	// incomplete says that what is left cannot be compared.
 	incomplete bool
 	// byRepair says that only a repair finds it.
