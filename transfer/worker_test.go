@@ -41,6 +41,7 @@ func TestNext(t *testing.T) {
 		"cancelled":                   {transfer.Cancelled, reading("ACTIVE", 9, 0, none), reading("ACTIVE", 0, 9, none), false, transfer.Step{Verb: transfer.Rest, State: transfer.Cancelled}},
 		"on its way":                  {transfer.Planned, reading("ACTIVE", 4, 0, out(5)), reading("ACTIVE", 0, 9, none), false, transfer.Step{Verb: transfer.Raise, Target: 5, State: transfer.Out}},
 		"on its way, closed":          {transfer.Out, reading("CLOSED", 4, 0, out(5)), reading("CLOSED", 0, 9, in(2)), false, transfer.Step{Verb: transfer.Raise, Target: 5, State: transfer.Out}},
+		"less than planned is out":    {transfer.Out, reading("ACTIVE", 0, 4, out(3)), reading("ACTIVE", 0, 9, in(2)), false, transfer.Step{Verb: transfer.Raise, Target: 3, State: transfer.Out}},
 		"on its way, held":            {transfer.Out, reading("ACTIVE", 4, 0, out(5)), reading("ACTIVE", 0, 9, in(2)), true, transfer.Step{Verb: transfer.Wait, Target: 5, State: transfer.Out}},
 		"cancelled by a slower hand":  {transfer.Cancelled, reading("ACTIVE", 4, 0, out(5)), reading("ACTIVE", 0, 9, none), false, transfer.Step{Verb: transfer.Raise, Target: 5, State: transfer.Out}},
 		"receiver undone":             {transfer.Done, reading("ACTIVE", 4, 0, out(5)), reading("ACTIVE", 0, 9, none), false, transfer.Step{Verb: transfer.Raise, Target: 5, State: transfer.Out}},
