@@ -35,7 +35,8 @@ func (e effects) Apply(ctx context.Context, chains [][]reservation.Effect) [][]r
 // tell logs one effect that changed something. took is the time of the whole
 // batch that it was part of.
 func (e effects) tell(ctx context.Context, a reservation.Applied, took time.Duration) {
-	level, message := slog.LevelDebug, ""
+	var message string
+	level := slog.LevelDebug
 	switch {
 	case a.Result == reservation.Refused && a.Code == "INVARIANT_VIOLATION":
 		level, message = slog.LevelError, "stock does not add up: the unit was not given back"

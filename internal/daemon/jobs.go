@@ -176,7 +176,7 @@ func (d *Daemon) adminServer(state *leaseState) (*admin.Server, error) {
 		Checks: []admin.Check{
 			{Name: "redis", Run: d.clients.Ping},
 			{Name: "postgres", Run: d.Postgres.Ping},
-			{Name: "rocketmq", Run: func(ctx context.Context) error { _, err := d.probe(ctx); return err }},
+			{Name: "rocketmq", Run: d.probe},
 		},
 	})
 	if d.pages != nil {

@@ -227,9 +227,9 @@ func (d *Daemon) runRequested(ctx context.Context, s *schedule.Scheduler) {
 }
 
 // probe looks at RocketMQ, so that a broker is known before the first sweep.
-func (d *Daemon) probe(ctx context.Context) (schedule.Result, error) {
+func (d *Daemon) probe(ctx context.Context) error {
 	health, err := d.Evidence.Probe(ctx)
-	return nil, errors.Join(err, health.Err())
+	return errors.Join(err, health.Err())
 }
 
 func pause(ctx context.Context, d time.Duration) {

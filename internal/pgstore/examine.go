@@ -98,7 +98,9 @@ func (s *Store) tableScans(ctx context.Context) ([]probe.TableScan, error) {
 		if err := s.pool.QueryRow(ctx, "EXPLAIN (FORMAT JSON) "+q.sql, q.args...).Scan(&text); err != nil {
 			return nil, failed(action, err)
 		}
-		var plans []struct{ Plan planNode }
+		var plans []struct {
+			Plan planNode `json:"Plan"`
+		}
 		if err := json.Unmarshal(text, &plans); err != nil {
 			return nil, fmt.Errorf("read the plan of the query for %s: %w", q.name, err)
 		}
