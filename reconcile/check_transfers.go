@@ -153,7 +153,7 @@ func conflictingTransfers(k *skuReading) []contradiction {
 	var out []contradiction
 	for _, v := range k.sku.Versions {
 		books, journalled := k.books[v.Number]
-		at := k.differing(v)
+		at := k.firstFull(v)
 		if !journalled || at == nil {
 			continue
 		}
@@ -165,12 +165,37 @@ func conflictingTransfers(k *skuReading) []contradiction {
 			c.cause, c.lo, c.hi = transfer.CauseSum, books.Difference(), books.Difference()
 			c.message = fmt.Sprintf("%d transfers wait: the initial stocks of %d buckets are %d units and %d are in transit, but %d were allocated",
 				waiting(books), v.Count, books.Initial(), books.InTransit(), v.Allocated)
-			c.redis = map[string]any{"initial_of_all_buckets": books.Initial(), "in_transit": books.InTransit()}
+			c.redis = map[string]any{
+				"initial_of_all_buckets": books.Initial(), "in_transit": books.InTransit(), "unexpected_initial": unexpected(books),
+			}
 			c.pg = map[string]any{"allocated": v.Allocated, "waiting": waiting(books)}
 		default:
 			continue
 		}
 		out = append(out, c)
+	}
+	return out
+}
+
+// firstFull is the first bucket of the version that is read: the one that the
+// worker names, too, so that both speak of one task.
+func (k *skuReading) firstFull(v Version) *scopeReading {
+	for _, b := range v.Buckets {
+		if s := k.byName[k.sku.scope(v, b)]; s != nil && s.full {
+			return s
+		}
+	}
+	return nil
+}
+
+// unexpected are the initial stocks that are not what registration and transfers
+// say, by bucket.
+func unexpected(books transfer.Books) map[string]any {
+	out := map[string]any{}
+	for _, b := range books.Version.Buckets {
+		if is, should := books.Buckets[b.ID].Initial, books.Expected(b.ID); is != should {
+			out[fmt.Sprint(b.ID)] = map[string]any{"is": is, "expected": should}
+		}
 	}
 	return out
 }

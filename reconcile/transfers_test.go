@@ -138,7 +138,7 @@ func TestTransferConflict(t *testing.T) {
 				s.do("hincrby", s.scopes[1].StockKey(), "initial", 7)
 				s.do("hincrby", s.scopes[1].StockKey(), "available", 7)
 			},
-			[]string{"drift", "transfer_conflict 1", "b0 +0", "b1 +0"},
+			[]string{"drift", "transfer_conflict 0", "b0 +0", "b1 +0"},
 		},
 		"the marker of the other leg": {
 			func(s *sale, row transfer.Transfer) { s.do("hset", row.DonorScope().TransferKey(row.ID), "leg", "in") },
@@ -158,7 +158,23 @@ func TestTransferConflict(t *testing.T) {
 			c.spoil(s, row)
 			o := s.options()
 			o.Repair = approved()
-			s.want(s.run(o), c.want...)
+			r := s.run(o)
+			s.want(r, c.want...)
+			if name != "a sum that is not right" {
+				return
+			}
+			if text := fmt.Sprint(r.Findings[0].Evidence.Redis["unexpected_initial"]); text != "map[1:map[expected:1000 is:1007]]" {
+				t.Errorf("the bucket that differs: %s", text)
+			}
+			// The worker's task and the report's are one: the report neither doubles nor ends it.
+			worker := s.filler(s.reconciler()).Worker
+			if _, err := worker.Pass(t.Context()); err == nil {
+				t.Error("the worker moved units")
+			}
+			tasks, err := s.orders.Tasks(t.Context(), pgstore.TaskFilter{Kinds: []string{reconcile.CheckTransferConflict}})
+			if err != nil || len(tasks) != 1 || tasks[0].Scope != r.Findings[0].Scope.Reservation().Tag() {
+				t.Errorf("%+v, %v", tasks, err)
+			}
 		})
 	}
 }

@@ -240,7 +240,7 @@ func (r *round) moved(p Pair, s Step, o Outcome) {
 		r.tally.Failed(fmt.Errorf("%s transfer %s: %w", s.Verb, p.Transfer.ID, o.Err))
 	case o.Contradicts:
 		r.tally.Did(pass.DoneRefused, 1)
-		r.tally.Task(p.Transfer.DonorScope(), TaskConflict, CauseMarker, p.Transfer.ID)
+		r.tally.Task(p.Transfer.Key.Scope(0), TaskConflict, CauseMarker, p.Transfer.ID)
 		r.tally.Failed(fmt.Errorf("%s transfer %s: the script refused with %s", s.Verb, p.Transfer.ID, o.Code))
 	case o.Insufficient:
 		r.tally.Did(DoneInsufficient, 1)
