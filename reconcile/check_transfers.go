@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -194,7 +195,7 @@ func unexpected(books transfer.Books) map[string]any {
 	out := map[string]any{}
 	for _, b := range books.Version.Buckets {
 		if is, should := books.Buckets[b.ID].Initial, books.Expected(b.ID); is != should {
-			out[fmt.Sprint(b.ID)] = map[string]any{"is": is, "expected": should}
+			out[strconv.FormatInt(b.ID, 10)] = map[string]any{"is": is, "expected": should}
 		}
 	}
 	return out

@@ -3,10 +3,10 @@
 package main
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"strconv"
 	"testing"
 	"time"
 
@@ -34,7 +34,7 @@ func TestSlowTransferKilled(t *testing.T) {
 	}
 	create := func(from, to, units int) *exec.Cmd {
 		return program("transfer", "create", "--activity", scope.ActivityID, "--sku", scope.SKUID, "--version", "1",
-			"--from", fmt.Sprint(from), "--to", fmt.Sprint(to), "--units", fmt.Sprint(units), "--reason", "test", "--wait")
+			"--from", strconv.Itoa(from), "--to", strconv.Itoa(to), "--units", strconv.Itoa(units), "--reason", "test", "--wait")
 	}
 	began := time.Now()
 	if out, err := create(0, 2, 5).CombinedOutput(); err != nil {
