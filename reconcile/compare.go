@@ -162,13 +162,15 @@ func allocation(k *skuReading, v Version) (contradiction, bool) {
 	if at == nil || k.unread[v.Number] {
 		return contradiction{}, false
 	}
-	sum, err := k.initialOfAll(v)
-	inTransit := int64(0)
+	var sum, inTransit int64
+	var err error
 	if books, journalled := k.books[v.Number]; journalled {
 		if books.Check() != nil || waiting(books) > 0 {
 			return contradiction{}, false // transfer_conflict says it, alone
 		}
-		sum, inTransit, err = books.Initial(), books.InTransit(), nil
+		sum, inTransit = books.Initial(), books.InTransit()
+	} else {
+		sum, err = k.initialOfAll(v)
 	}
 	if err != nil {
 		return contradiction{}, false

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -113,19 +114,16 @@ func (r *reader) read(ctx context.Context, k *skuReading, strays bool) {
 	}
 	for try := 0; try < r.tries && (try == 0 || len(open) > 0); try++ {
 		r.compare(ctx, k, open, strays && try == 0)
-		var inexact []*scopeReading
-		for _, s := range open {
-			if s.counted && !s.failed() && s.lo < s.hi {
-				inexact = append(inexact, s)
-			}
-		}
-		open = inexact
+		open = slices.DeleteFunc(slices.Clone(open), func(s *scopeReading) bool { return !s.inexact() })
 	}
 	compared := k.soldCompared()
 	for _, s := range full {
 		s.soldCompared = compared
 	}
 }
+
+// inexact says that the scope's deviation is a range: it was in motion.
+func (s *scopeReading) inexact() bool { return s.counted && !s.failed() && s.lo < s.hi }
 
 func (k *skuReading) where(keep func(*scopeReading) bool) []*scopeReading {
 	var out []*scopeReading

@@ -119,7 +119,7 @@ type Finding struct {
 
 // Stands says whether the finding still stands, and so counts in the summary
 // and for the verdict: one that was repaired does not.
-func (f Finding) Stands() bool { return f.Repair.State != RepairStateDone }
+func (f *Finding) Stands() bool { return f.Repair.State != RepairStateDone }
 
 // Evidence is what each side said when the finding was last seen.
 type Evidence struct {

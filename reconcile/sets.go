@@ -157,19 +157,25 @@ func (r *run) newSets() *sets {
 	if n := r.options.Rate; n > 0 {
 		p.limiter = rate.NewLimiter(rate.Limit(n), max(n/10, r.options.Batch))
 	}
-	drift := map[reservation.Scope]bool{}
-	for key, st := range r.open {
-		drift[key.scope] = drift[key.scope] || st.settled()
-	}
-	for s, reading := range r.latest {
-		if reading.asked && !reading.failed() && (r.options.Deep || len(r.options.Checks) > 0 || drift[s] || r.options.also[s] != nil) {
-			p.targets[s] = reading
-		}
-	}
+	p.choose()
 	if from := r.options.Resume; from != nil {
 		p.resume(from.Progress)
 	}
 	return p
+}
+
+// choose selects the scopes that are walked.
+func (p *sets) choose() {
+	drift := map[reservation.Scope]bool{}
+	for key, st := range p.run.open {
+		drift[key.scope] = drift[key.scope] || st.settled()
+	}
+	o := p.run.options
+	for s, reading := range p.run.latest {
+		if reading.asked && !reading.failed() && (o.Deep || len(o.Checks) > 0 || drift[s] || o.also[s] != nil) {
+			p.targets[s] = reading
+		}
+	}
 }
 
 // settled says whether the rounds make a finding of it.

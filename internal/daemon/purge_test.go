@@ -2,6 +2,7 @@ package daemon_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -28,10 +29,7 @@ func TestPurgeBySchedule(t *testing.T) {
 		return err
 	})
 	service.end()
-	for _, name := range daemon.JobNames() {
-		if name == daemon.JobPurge {
-			return
-		}
+	if !slices.Contains(daemon.JobNames(), daemon.JobPurge) {
+		t.Errorf("the job %s is in no list", daemon.JobPurge)
 	}
-	t.Errorf("the job %s is in no list", daemon.JobPurge)
 }

@@ -160,11 +160,11 @@ func notSent(messageID, cause string, err error) SendResult {
 	return SendResult{MessageID: messageID, Outcome: Unavailable, Cause: cause, Err: fmt.Errorf("send %s: %w", messageID, err)}
 }
 
-// awaitTurn takes a slot and a token of the rate limit.
 // SetRate changes how many messages are sent per second at most, also for sends
 // that wait for their turn now.
 func (s *Sender) SetRate(perSecond float64) { s.limiter.SetLimit(rate.Limit(perSecond)) }
 
+// awaitTurn takes a slot and a token of the rate limit.
 func (s *Sender) awaitTurn(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
