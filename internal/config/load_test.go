@@ -194,9 +194,13 @@ func TestRefused(t *testing.T) {
 		"key without secret":   {yaml: "rocketmq: {access_key: x}", want: []string{"rocketmq.access_key: and rocketmq.secret_key"}},
 		"user, no password":    {yaml: "redis: {username: x}", want: []string{"redis.password: is not set"}},
 		"topic":                {yaml: "rocketmq: {topic: 'a b'}", want: []string{`rocketmq.topic: "a b" is not a name`}},
-		"remote admin":         {yaml: "admin: {listen: '0.0.0.0:80'}", want: []string{"admin.listen: 0.0.0.0:80 can be reached", "admin.allow_remote"}},
-		"remote admin, any":    {yaml: "admin: {listen: ':80'}", want: []string{"admin.listen: :80 can be reached"}},
-		"no database":          {environ: []string{"RECONCILER_POSTGRES_URL="}, want: []string{"postgres.url: is empty"}},
+		"remote tokens": {
+			yaml: "admin: {listen: '0.0.0.0:80', allow_remote: true, read_token_sha256: " + strings.Repeat("a", 64) + "}",
+			want: []string{"admin.tls_cert_file: is needed", "in the clear"},
+		},
+		"remote admin":      {yaml: "admin: {listen: '0.0.0.0:80'}", want: []string{"admin.listen: 0.0.0.0:80 can be reached", "admin.allow_remote"}},
+		"remote admin, any": {yaml: "admin: {listen: ':80'}", want: []string{"admin.listen: :80 can be reached"}},
+		"no database":       {environ: []string{"RECONCILER_POSTGRES_URL="}, want: []string{"postgres.url: is empty"}},
 		"both secret forms": {
 			environ: []string{"RECONCILER_REDIS_PASSWORD=a", "RECONCILER_REDIS_PASSWORD_FILE=/b"},
 			want:    []string{"RECONCILER_REDIS_PASSWORD_FILE: redis.password and redis.password_file are both given"},

@@ -335,6 +335,10 @@ func (k *checker) admin(a Admin) {
 		k.failf("admin.listen", "%s can be reached from other machines, and metrics need no token: "+
 			"use a loopback address such as 127.0.0.1, or set admin.allow_remote", a.Listen)
 	}
+	if !isLoopback(host) && a.TLSCertFile == "" && a.ReadTokenSHA256+a.ChangeTokenSHA256 != "" {
+		k.failf("admin.tls_cert_file", "is needed, as tokens would go over the network in the clear: "+
+			"give a certificate, or listen on a loopback address such as 127.0.0.1")
+	}
 }
 
 var sha256Hex = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
