@@ -233,7 +233,8 @@ type page struct {
 	Caller  admin.Caller
 	Mode    string
 	Now     time.Time
-	Changes bool // the caller may change things
+	Changes bool   // the caller may change things
+	Done    string // what a change before this page has done
 	Data    any
 }
 
@@ -246,7 +247,7 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, nam
 	if err == nil {
 		err = t.Funcs(functions(speech)).Execute(&body, page{
 			Name: name, Lang: speech.lang, Path: r.URL.RequestURI(), Caller: caller, Mode: c.Daemon.Mode(),
-			Now: time.Now().UTC(), Changes: caller.Role >= admin.RoleChange, Data: data,
+			Now: time.Now().UTC(), Changes: caller.Role >= admin.RoleChange, Done: takeDone(w, r, speech), Data: data,
 		})
 	}
 	if err != nil {
@@ -266,10 +267,23 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, nam
 // was done.
 func seeOther(w http.ResponseWriter, r *http.Request, to, done string) error {
 	http.SetCookie(w, &http.Cookie{ //nolint:gosec // a word for the next page, readable by nobody's script; there may be no TLS
-		Name: doneCookie, Value: done, Path: "/", MaxAge: 10, HttpOnly: true, SameSite: http.SameSiteStrictMode,
+		Name: doneCookie, Value: done, Path: "/", MaxAge: 60, HttpOnly: true, SameSite: http.SameSiteStrictMode,
 	})
 	http.Redirect(w, r, to, http.StatusSeeOther)
 	return nil
+}
+
+// takeDone is the word on what was done just before, for one page. Names that
+// are not ours say nothing: servers on other ports may set cookies too.
+func takeDone(w http.ResponseWriter, r *http.Request, s speech) string {
+	cookie, err := r.Cookie(doneCookie)
+	if err != nil {
+		return ""
+	}
+	http.SetCookie(w, &http.Cookie{ //nolint:gosec // it is removed
+		Name: doneCookie, Path: "/", MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteStrictMode,
+	})
+	return s.orItself("done_"+cookie.Value, "")
 }
 
 const doneCookie = "reconciler_done"

@@ -35,8 +35,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// The RocketMQ client's own cache starts it when the package is loaded.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/patrickmn/go-cache.(*janitor).Run"))
+	// The RocketMQ client's own cache starts one when the package is loaded; the
+	// client leaves others behind when it is shut down.
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/patrickmn/go-cache.(*janitor).Run"),
+		goleak.IgnoreAnyFunction("github.com/apache/rocketmq-client-go/v2/primitive.WithRecover"))
 }
 
 const (
@@ -58,6 +61,8 @@ type shop struct {
 	db     *pgxpool.Pool // as the superuser
 	base   string        // of the console's addresses
 	ids    []string
+
+	operator string // the login of an operator
 }
 
 func newShop(t *testing.T) *shop {
@@ -89,27 +94,29 @@ func newShop(t *testing.T) *shop {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.daemon.Close(context.WithoutCancel(t.Context())) })
-	s.create(t, stacktest.LoginURL(t, stack, database, "seckill_operator"))
+	s.operator = stacktest.LoginURL(t, stack, database, "seckill_operator")
+	s.spec = s.sell(7, 200, 2)
 	s.serve(c)
 	return s
 }
 
-// create makes the sale as an operator does.
-func (s *shop) create(t *testing.T, operator string) {
-	t.Helper()
-	registry, err := pgstore.Open(t.Context(), pgstore.Config{URL: operator})
+// sell makes a sale as an operator does.
+func (s *shop) sell(version, total, buckets int64) lifecycle.Spec {
+	s.t.Helper()
+	registry, err := pgstore.Open(s.t.Context(), pgstore.Config{URL: s.operator})
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	defer registry.Close()
-	scope, now := stacktest.Scope(t), time.Now()
-	s.spec = lifecycle.Spec{
-		ActivityID: scope.ActivityID, SKUID: scope.SKUID, Version: 7, Total: 200, Buckets: 2,
+	scope, now := stacktest.Scope(s.t), time.Now()
+	spec := lifecycle.Spec{
+		ActivityID: scope.ActivityID, SKUID: scope.SKUID, Version: version, Total: total, Buckets: buckets,
 		StartsAt: now.Add(-time.Minute), EndsAt: now.Add(time.Hour), Retention: time.Hour,
 	}
-	if err := (&lifecycle.Manager{Redis: s.daemon.Redis, Registry: registry}).Create(t.Context(), s.spec, "test"); err != nil {
-		t.Fatal(err)
+	if err := (&lifecycle.Manager{Redis: s.daemon.Redis, Registry: registry}).Create(s.t.Context(), spec, "test"); err != nil {
+		s.t.Fatal(err)
 	}
+	return spec
 }
 
 func (s *shop) serve(c config.Config) {

@@ -104,6 +104,8 @@ func (c *Console) trends(ctx context.Context, s speech, v versionRow) ([]trend, 
 	}
 	return []trend{
 		one("trend-available", "available", func(v pgstore.VersionSample) float64 { return float64(v.Available) }),
+		one("trend-reserved", "reserved", func(v pgstore.VersionSample) float64 { return float64(v.Reserved) }),
+		one("trend-released", "released", func(v pgstore.VersionSample) float64 { return float64(v.ReleasedTotal) }),
 		one("trend-pending", "to_send", func(v pgstore.VersionSample) float64 { return float64(v.SendPending) }),
 		one("trend-undecided", "undecided", func(v pgstore.VersionSample) float64 { return float64(v.Undecided) }),
 	}, nil

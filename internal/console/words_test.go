@@ -36,7 +36,7 @@ func TestEveryLanguageHasEveryWord(t *testing.T) {
 	}
 	asked := map[string]bool{}
 	named := regexp.MustCompile(`\{\{-? ?t "(\w+)"|\(t "(\w+)"|\bmust\("(\w+)"|one\("[\w-]+", "(\w+)"`)
-	states := regexp.MustCompile(`state "(\w+)"`)
+	states := regexp.MustCompile(`state "(\w+)"|orItself\("([a-z]+)_"`)
 	prefixes := map[string]bool{}
 	for _, pattern := range []string{"templates", "."} {
 		read(t, pattern, func(text string) {
@@ -48,7 +48,7 @@ func TestEveryLanguageHasEveryWord(t *testing.T) {
 				}
 			}
 			for _, m := range states.FindAllStringSubmatch(text, -1) {
-				prefixes[m[1]] = true
+				prefixes[m[1]+m[2]] = true
 			}
 		})
 	}
