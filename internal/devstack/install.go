@@ -58,6 +58,11 @@ func NewInstaller(cache string, log io.Writer) (*Installer, error) {
 // Ensure finds all programs for the parts of a stack, installing what is
 // missing. Two processes that do so at once wait for each other.
 func (in *Installer) Ensure(ctx context.Context, p parts) error {
+	return in.alone(ctx, func() error { return in.ensure(ctx, p) })
+}
+
+// alone keeps other processes from installing at the same time.
+func (in *Installer) alone(ctx context.Context, install func() error) error {
 	if err := os.MkdirAll(in.cache, 0o755); err != nil {
 		return fmt.Errorf("create the cache directory: %w", err)
 	}
@@ -66,6 +71,10 @@ func (in *Installer) Ensure(ctx context.Context, p parts) error {
 		return err
 	}
 	defer unlock()
+	return install()
+}
+
+func (in *Installer) ensure(ctx context.Context, p parts) error {
 	if err := in.ensurePackages(ctx, p); err != nil {
 		return err
 	}
