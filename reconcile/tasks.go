@@ -83,7 +83,7 @@ func (r *Report) Complete() bool {
 }
 
 // task is the kind and cause of the task that a finding makes.
-func (f Finding) task() (kind, cause string, asks bool) {
+func (f *Finding) task() (kind, cause string, asks bool) {
 	manual := f.Repair.Kind == RepairManual && f.Severity.Drift() && !slices.Contains(onlyReported, f.Check)
 	if f.Repair.State == RepairStateDone || (!manual && f.Check != CheckDeficit) {
 		return "", "", false

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -201,7 +202,7 @@ func TestSlowDoctor(t *testing.T) {
 			want: map[string]string{master + "maxmemory-policy": "ok>broken"},
 		},
 		{
-			name: "memory nearly full", do: func() { p.set("maxmemory", fmt.Sprint(usedMemory(p)*4/3)) }, undo: func() { p.set("maxmemory", "0") },
+			name: "memory nearly full", do: func() { p.set("maxmemory", strconv.FormatInt(usedMemory(p)*4/3, 10)) }, undo: func() { p.set("maxmemory", "0") },
 			want: map[string]string{master + "maxmemory": "warning>ok", master + "memory-use": ">warning"},
 		},
 		{
