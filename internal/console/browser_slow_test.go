@@ -60,7 +60,7 @@ func startBrowser(t *testing.T, chromium string) context.Context {
 	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(chromium),
 		chromedp.NoSandbox, // it shows our own pages only, and root has no sandbox
 		chromedp.DisableGPU, chromedp.Flag("disable-component-update", true), chromedp.Flag("lang", "en-US"),
-		chromedp.UserDataDir(t.TempDir()), chromedp.WindowSize(wide, 900))
+		chromedp.WSURLReadTimeout(eventual), chromedp.UserDataDir(t.TempDir()), chromedp.WindowSize(wide, 900))
 	limited, cancelLimit := context.WithTimeout(context.WithoutCancel(t.Context()), browserLimit)
 	t.Cleanup(cancelLimit)
 	allocator, cancel := chromedp.NewExecAllocator(limited, options...)
@@ -171,7 +171,7 @@ func (b *tab) signIn(token, next string) {
 	b.t.Helper()
 	b.visit(next)
 	b.do(chromedp.SendKeys(chromedp.CSS("#actor"), "alice"), chromedp.SendKeys(chromedp.CSS("#token"), token+kb.Enter))
-	b.until(`location.pathname === "` + next + `" && document.querySelector("nav")`)
+	b.until(`location.pathname === "` + next + `" && document.querySelector("nav") && document.readyState === "complete"`)
 }
 
 // violations are those of WCAG 2 A and AA that axe finds.
@@ -438,6 +438,11 @@ func (s *staged) refresh(b *tab) {
 	shows := func(text string) bool {
 		return evaluate[bool](b, fmt.Sprintf(`window.tick().then(() => document.querySelector("main").innerText.includes(%q))`, text))
 	}
+	defer func() {
+		if err := s.daemon.Postgres.UnholdScopes(context.WithoutCancel(b.t.Context()), s.spec.Scopes(), "bob", "done"); err != nil {
+			b.t.Error(err)
+		}
+	}()
 	hold("first-hold")
 	if !shows("first-hold") {
 		b.t.Error("the page does not fetch itself again")
@@ -462,9 +467,6 @@ func (s *staged) refresh(b *tab) {
 	evaluate[chromedp.Void](b, `getSelection().removeAllRanges()`)
 	if !shows("second-hold") {
 		b.t.Error("the page does not fetch itself again once nobody types")
-	}
-	if err := s.daemon.Postgres.UnholdScopes(b.t.Context(), s.spec.Scopes(), "bob", "done"); err != nil {
-		b.t.Fatal(err)
 	}
 	if heard := b.heard(); len(heard) > 0 {
 		b.t.Errorf("%q", heard)

@@ -22,10 +22,12 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/seckill/reconciler/internal/admin"
+	"github.com/seckill/reconciler/internal/approval"
 	"github.com/seckill/reconciler/internal/chart"
 	"github.com/seckill/reconciler/internal/daemon"
 	"github.com/seckill/reconciler/internal/observe"
@@ -141,8 +143,10 @@ func statusOf(err error) int {
 	}
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
-	case errors.Is(err, pgstore.ErrNotFound):
+	case errors.Is(err, pgstore.ErrNotFound), errors.Is(err, pgstore.ErrNoReport):
 		return http.StatusNotFound
+	case stands(err):
+		return http.StatusConflict
 	case tooLarge:
 		return http.StatusRequestEntityTooLarge
 	case errors.Is(err, pgstore.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
@@ -150,6 +154,16 @@ func statusOf(err error) int {
 	default:
 		return http.StatusInternalServerError
 	}
+}
+
+// stands says whether a change was refused because of how things stand: asked
+// for again it is refused again, and nothing is out of order.
+func stands(err error) bool {
+	_, decided := errors.AsType[*pgstore.TaskDecidedError](err)
+	_, unfenced := errors.AsType[*pgstore.FenceNotReadyError](err)
+	return decided || unfenced || slices.ContainsFunc([]error{
+		approval.ErrHeld, approval.ErrObserve, pgstore.ErrNotLiftedByHand, pgstore.ErrHaltNotRejected,
+	}, func(refused error) bool { return errors.Is(err, refused) })
 }
 
 // fail answers with an error, as page or as JSON.

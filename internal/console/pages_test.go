@@ -121,6 +121,29 @@ func TestApprove(t *testing.T) {
 	}
 }
 
+// A refusal that is nobody's fault is no error of the server.
+func TestRefusedAsThingsStand(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, task := s.orphan()
+	api := s.program(changeToken)
+	path := fmt.Sprintf("/api/v1/tasks/%d", task)
+	if err := s.daemon.Postgres.HoldScopes(t.Context(), s.spec.Scopes(), "bob", "looking"); err != nil {
+		t.Fatal(err)
+	}
+	_, seen := api.call(http.MethodGet, path, nil)
+	approve := map[string]string{"action": "approve", "reason": "x", "fingerprint": fmt.Sprint(seen["fingerprint"])}
+	if status, answer := api.call(http.MethodPost, path, approve); status != http.StatusConflict {
+		t.Errorf("approving in a scope that is held: %d %v", status, answer)
+	}
+	reject := map[string]string{"action": "reject", "reason": "x"}
+	for i, want := range []int{http.StatusOK, http.StatusConflict} {
+		if status, answer := api.call(http.MethodPost, path, reject); status != want {
+			t.Errorf("rejecting, time %d: %d %v, want %d", i+1, status, answer, want)
+		}
+	}
+}
+
 // What changed since a person looked is not carried out.
 func TestApproveOnlyWhatWasShown(t *testing.T) {
 	t.Parallel()
