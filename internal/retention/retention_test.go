@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// filled is a database with one old claim, transfer, task, report and job that
+// filled is a database with one old claim, transfer, task, report, job and sample that
 // may go, and a directory with one old file.
 func filled(t *testing.T) (store *pgstore.Store, super *pgx.Conn, policy retention.Policy) {
 	t.Helper()
@@ -41,6 +41,8 @@ func filled(t *testing.T) (store *pgstore.Store, super *pgx.Conn, policy retenti
 		INSERT INTO seckill.manual_task (kind, cause, count, state, decided_at) VALUES ('k', 'c', 1, 'resolved', now() - interval '199 days');
 		INSERT INTO seckill.reconcile_run (run_id, mode, started_at, started_by, failure, seen_at)
 		VALUES ('old', 'quick', now() - interval '199 days', 'x', 'broken', now() - interval '199 days');
+		INSERT INTO seckill.version_sample (at, activity_id, sku_id, activity_version, buckets_read, available, reserved, released_total, send_pending, undecided)
+		VALUES (now() - interval '199 days', 'a', 's', 1, 2, 0, 10, 0, 0, 0);
 		INSERT INTO seckill.job (name, last_finished_at) VALUES ('gone', now() - interval '199 days')`); err != nil {
 		t.Fatal(err)
 	}
@@ -75,13 +77,13 @@ func TestPlanAndApply(t *testing.T) {
 	t.Parallel()
 	store, super, policy := filled(t)
 	ctx := t.Context()
-	everything := []string{"claims=1", "transfers=1", "tasks=1", "reports=1", "jobs=1", "report_files=1"}
+	everything := []string{"claims=1", "transfers=1", "tasks=1", "reports=1", "jobs=1", "samples=1", "report_files=1"}
 	for range 2 { // a plan changes nothing
 		plan, err := retention.Plan(ctx, store, policy)
 		if diff := cmp.Diff(everything, counts(plan)); err != nil || diff != "" {
 			t.Errorf("plan (-want +got): %v\n%s", err, diff)
 		}
-		if plan[0].Oldest.IsZero() || plan[5].Newest != time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC) {
+		if plan[0].Oldest.IsZero() || plan[6].Newest != time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC) {
 			t.Errorf("times in the plan: %+v", plan)
 		}
 	}
@@ -90,14 +92,14 @@ func TestPlanAndApply(t *testing.T) {
 	observed := policy
 	observed.Act, observed.Jobs = false, 0
 	done, err := retention.Apply(ctx, store, observed, retention.By{Actor: "ann", Reason: "test"})
-	want := []string{"claims=0: mode is observe", "transfers=0: mode is observe", "tasks=1", "reports=1", "jobs=0: kept for ever", "report_files=1"}
+	want := []string{"claims=0: mode is observe", "transfers=0: mode is observe", "tasks=1", "reports=1", "jobs=0: kept for ever", "samples=1", "report_files=1"}
 	if diff := cmp.Diff(want, counts(done)); err != nil || diff != "" {
 		t.Errorf("in observe (-want +got): %v\n%s", err, diff)
 	}
 	if done, err = retention.Apply(ctx, store, policy, retention.By{Actor: "ann"}); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"claims=1", "transfers=1", "tasks=0", "reports=0", "jobs=1", "report_files=0"}, counts(done)); diff != "" {
+	if diff := cmp.Diff([]string{"claims=1", "transfers=1", "tasks=0", "reports=0", "jobs=1", "samples=0", "report_files=0"}, counts(done)); diff != "" {
 		t.Errorf("in act (-want +got):\n%s", diff)
 	}
 	var trail []string
@@ -127,7 +129,7 @@ func TestOneKindFails(t *testing.T) {
 		t.Errorf("plan %v, %v", counts(plan), err)
 	}
 	done, err := retention.Apply(ctx, store, policy, retention.By{Actor: "ann"})
-	if diff := cmp.Diff([]string{"claims=0", "transfers=0", "tasks=1", "reports=1", "jobs=1", "report_files=0"}, counts(done)); err == nil || diff != "" {
+	if diff := cmp.Diff([]string{"claims=0", "transfers=0", "tasks=1", "reports=1", "jobs=1", "samples=1", "report_files=0"}, counts(done)); err == nil || diff != "" {
 		t.Errorf("(-want +got): %v\n%s", err, diff)
 	}
 	for _, says := range []string{"purge claims", "purge transfers", "list the reports"} {
