@@ -74,7 +74,7 @@ var setChecks = []Check{
 		ID: CheckOrderWithoutClaim, Severity: SeverityError, Level: LevelSet,
 		Compares: "each order with its claim",
 		Cost:     costScanned, Repair: RepairManual,
-		Advice: "it was created past the order trigger: install it again with its back-fill",
+		Advice: "it was created past the order trigger: see to the trigger, then back-fill the table again (seckill.restart_backfill, seckill.backfill_order_fence)",
 	},
 	{
 		ID: CheckDuplicateOrder, Severity: SeverityCritical, Level: LevelSet,

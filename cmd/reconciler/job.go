@@ -11,6 +11,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/seckill/reconciler/internal/config"
 	"github.com/seckill/reconciler/internal/daemon"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/view"
@@ -21,8 +22,9 @@ var jobNames = daemon.JobNames()
 
 func newJob(a *app) *cobra.Command {
 	cmd := group("job", "See, pause and run the daemon's jobs",
-		`The jobs are `+strings.Join(jobNames, ", ")+`. A pause outlasts a restart of the
-daemon. A run by hand is made by the daemon that holds the lease.`,
+		`The jobs are
+  `+strings.Join(jobNames, "\n  ")+`
+A pause outlasts a restart of the daemon. A run by hand is made by the daemon that holds the lease.`,
 		newJobList(a), newJobPause(a), newJobResume(a), newJobRun(a))
 	cmd.Example = "  reconciler job list"
 	return cmd
@@ -57,18 +59,18 @@ func newJobList(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printJobs(out, jobs)
+			return printJobs(out, jobs, a.current.Config)
 		})
 	}
 	return cmd
 }
 
-func printJobs(out *result, jobs []pgstore.Job) error {
+func printJobs(out *result, jobs []pgstore.Job, c config.Config) error {
 	views := make([]view.Job, 0, len(jobs))
 	rows := make([]table.Row, 0, len(jobs))
 	for _, j := range jobs {
 		views = append(views, view.OfJob(j))
-		rows = append(rows, table.Row{j.Name, jobState(j), stamp(j.LastFinishedAt), stamp(j.LastSuccessAt), orDash(view.Counts(j.LastResult)), orDash(firstLine(j.LastError))})
+		rows = append(rows, table.Row{j.Name, jobState(j, c), stamp(j.LastFinishedAt), stamp(j.LastSuccessAt), orDash(view.Counts(j.LastResult)), orDash(firstLine(j.LastError))})
 	}
 	return out.print(struct {
 		Schema int        `json:"schema"`
@@ -78,8 +80,10 @@ func printJobs(out *result, jobs []pgstore.Job) error {
 	})
 }
 
-func jobState(j pgstore.Job) string {
-	switch {
+func jobState(j pgstore.Job, c config.Config) string {
+	switch off := daemon.OffBy(c, j.Name); {
+	case off != "":
+		return "off: " + off
 	case j.Paused:
 		return "paused by " + j.PausedBy
 	case !j.RunRequestedAt.IsZero():
@@ -161,6 +165,9 @@ status is 1 if the run failed, 3 if it did not end in time or no daemon runs.`,
 }
 
 func requestRun(ctx context.Context, store *pgstore.Store, out *result, name, actor string, wait time.Duration) error {
+	if off := daemon.OffBy(out.a.current.Config, name); off != "" {
+		return fmt.Errorf("the job %s does not run: %s", name, off)
+	}
 	holder, err := store.LeaseHolder(ctx, pgstore.LeaseDaemon)
 	if err != nil {
 		return err
@@ -232,7 +239,7 @@ func printJob(ctx context.Context, store *pgstore.Store, out *result, name strin
 	if err != nil {
 		return err
 	}
-	return printJobs(out, []pgstore.Job{job})
+	return printJobs(out, []pgstore.Job{job}, out.a.current.Config)
 }
 
 func checkJobName(cmd *cobra.Command, name string) error {

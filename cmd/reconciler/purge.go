@@ -21,8 +21,8 @@ func newPurge(a *app) *cobra.Command {
 		Use:   "purge",
 		Short: "Delete what has been kept for long enough",
 		Long: `Deletes what the settings purge.* and reconcile.retention no longer keep: claims of closed
-versions past their retention, the journal of their transfers, decided tasks, reports, and
-jobs that do not run any more. A claim whose order exists stays, as does what is undecided
+versions past their retention, the journal of their transfers, decided tasks, reports,
+the samples behind the charts, and jobs that do not run any more. A claim whose order exists stays, as does what is undecided
 or under way. In mode observe claims and the journal stay.
 
 --plan says what would go and deletes nothing. Otherwise it asks on a terminal, unless

@@ -85,7 +85,7 @@ whether or not there is drift too, 4 another run of --deep or --repair is at wor
 	flags.BoolVar(&given.repair, "repair", false, "put right what is provably safe")
 	flags.BoolVar(&given.yes, "yes", false, "repair without asking")
 	flags.IntVar(&given.maxRepairs, "max-repairs", 0, "most `repairs` of one run (0: no limit)")
-	flags.DurationVar(&given.wait, "wait", 0, "how `long` to wait for another run of --deep or --repair")
+	flags.DurationVar(&given.wait, "wait", 0, "`duration` to wait for another run of --deep or --repair")
 	settingFlag(flags, "reconcile.settle", "settle", "`pause` between two rounds")
 	flags.BoolVar(&given.noStore, "no-store", false, "keep the report out of PostgreSQL and reconcile.report_dir")
 	out := reportFlag(a, cmd)

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/seckill/reconciler/internal/config"
 )
 
 // app is what the commands of one invocation share: the streams and the global
@@ -17,6 +19,7 @@ type app struct {
 	stdout, stderr io.Writer
 	configFile     string
 	level          slog.LevelVar // of the log
+	current        config.Loaded // of the command that runs, once it has read its settings
 }
 
 // newRoot registers every command that is built.

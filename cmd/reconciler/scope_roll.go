@@ -45,7 +45,7 @@ Running it again goes on where it stopped.`,
 	f.Var(&ends, "ends", "end of the sale: +1h or RFC 3339 (default: as before)")
 	f.DurationVar(&r.Retention, "retention", 0, "how long keys are kept after the end (default: as before)")
 	f.BoolVar(&r.Prepare, "prepare", false, "stop before the new version is opened")
-	f.DurationVar(&r.Wait, "wait", 0, "how `long` to wait for the old version's reservations (0: until they are decided)")
+	f.DurationVar(&r.Wait, "wait", 0, "`duration` to wait for the old version's reservations (0: until they are decided)")
 	if err := cmd.MarkFlagRequired("activity"); err != nil {
 		panic(err) // the flag was defined above
 	}

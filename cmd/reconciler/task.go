@@ -20,8 +20,8 @@ func newTask(a *app) *cobra.Command {
 	cmd := group("task", "See, approve and end the tasks that wait for a person",
 		`A task asks for a person: one per kind, scope and cause, however many
 reservations stand behind it. show proposes what could be done for each of
-them, approve does it. An open release_storm or postgres_changed task is
-itself the halt of releases: resolving it lets them go on.`,
+them, approve does it. An open release_storm task is itself the halt
+of its scope's releases: resolving it lets them go on.`,
 		newTaskList(a), newTaskShow(a), newTaskApprove(a), newTaskReject(a), newTaskResolve(a))
 	cmd.Example = "  reconciler task list"
 	return cmd

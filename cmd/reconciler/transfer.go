@@ -74,9 +74,9 @@ cannot be reached, or it is not done yet.`,
 	flags.Int64Var(&r.Key.Version, "version", 0, "activity `version`")
 	flags.Int64Var(&r.Donor, "from", 0, "`bucket` that gives")
 	flags.Int64Var(&r.Receiver, "to", 0, "`bucket` that gets")
-	flags.Int64Var(&r.Amount, "units", 0, "how `many`")
+	flags.Int64Var(&r.Amount, "units", 0, "`number` of units")
 	flags.BoolVar(&wait, "wait", false, "carry it out here, and end when it is done")
-	flags.DurationVar(&patience, "patience", 30*time.Second, "with --wait: how `long` to try")
+	flags.DurationVar(&patience, "patience", 30*time.Second, "with --wait: for what `duration` to try")
 	for _, name := range []string{"activity", "sku", "version", "from", "to", "units"} {
 		if err := cmd.MarkFlagRequired(name); err != nil {
 			panic(err) // the flag was defined above

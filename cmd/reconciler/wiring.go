@@ -41,6 +41,7 @@ func (a *app) settings(cmd *cobra.Command) (config.Loaded, error) {
 		return config.Loaded{}, err
 	}
 	slog.SetDefault(log)
+	a.current = loaded
 	return loaded, nil
 }
 

@@ -47,7 +47,7 @@ func (s subject) steps(kind string) string {
 	case reconcile.CheckOrderMissing:
 		return fmt.Sprintf("the claim names order %s, and the shop has none: restore its row; if it was archived, let order_evidence show the archive", orNone(s.orders.OrderID))
 	case reconcile.CheckOrderWithoutClaim:
-		return named + " was created past the order trigger: run `SELECT seckill.install_order_fence(…)` again as docs/adopting.md shows it: its back-fill makes the claim"
+		return named + " was created past the order trigger: see `reconciler doctor` for the trigger, then run `SELECT seckill.restart_backfill(…)` and `CALL seckill.backfill_order_fence(…)` for its table: they make the claim"
 	case reconcile.CheckDuplicateOrder:
 		return fmt.Sprintf("%s stand for one reservation, and Redis has %s: cancel all but one in the shop", named, orNone(s.Reservation.OrderID))
 	case reconcile.CheckOrderScopeMismatch:

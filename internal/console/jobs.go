@@ -37,6 +37,9 @@ func (c *Console) applyToJob(r *http.Request) error {
 	case "resume":
 		return store.ResumeJob(r.Context(), name, actor, r.PostFormValue("reason"))
 	case "run":
+		if off := daemon.OffBy(c.Daemon.Config(), name); off != "" {
+			return failedWith(http.StatusConflict, "the job %s does not run: %s", name, off)
+		}
 		return store.RequestRun(r.Context(), name, actor)
 	default:
 		return failedWith(http.StatusBadRequest, "%q is no action on a job: pause, resume or run", action)

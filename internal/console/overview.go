@@ -163,9 +163,11 @@ func (v *versionRow) add(b bucketRow) {
 type jobRow struct {
 	view.Job
 
-	State  string // scheduled, paused or requested
+	State  string // scheduled, paused, requested or off
+	Off    string // the setting that keeps it off
 	Result string
-	Late   bool // the last run that ended failed
+	Late   bool       // the last run that ended failed
+	Next   *time.Time // nil: paused, or another instance works
 }
 
 func (c *Console) jobRows(ctx context.Context) ([]jobRow, error) {
@@ -179,10 +181,16 @@ func (c *Console) jobRows(ctx context.Context) ([]jobRow, error) {
 		}
 	}
 	slices.SortFunc(jobs, func(x, y pgstore.Job) int { return strings.Compare(x.Name, y.Name) })
+	next, settings := c.Daemon.NextRuns(), c.Daemon.Config()
 	rows := make([]jobRow, len(jobs))
 	for i, j := range jobs {
 		rows[i] = jobRow{Job: view.OfJob(j), State: "scheduled", Result: view.Counts(j.LastResult), Late: j.LastError != ""}
-		switch {
+		if at := next[j.Name]; !j.Paused {
+			rows[i].Next = view.OrNull(at)
+		}
+		switch rows[i].Off = daemon.OffBy(settings, j.Name); {
+		case rows[i].Off != "":
+			rows[i].State = "off"
 		case j.Paused:
 			rows[i].State = "paused"
 		case !j.RunRequestedAt.IsZero():

@@ -25,7 +25,7 @@ func (d *Daemon) purging() []schedule.Job {
 func (d *Daemon) purge(ctx context.Context) (schedule.Result, error) {
 	policy := retention.PolicyOf(d.cfg)
 	policy.Act = policy.Act && !d.observes
-	amounts, err := retention.Apply(ctx, d.Postgres, policy, retention.By{Actor: "daemon", Reason: "purge.schedule"})
+	amounts, err := retention.Apply(ctx, d.Postgres, policy, retention.By{Actor: actor, Reason: "purge.schedule"})
 	result := schedule.Result{}
 	for _, a := range amounts {
 		result[string(a.Kind)] = int(a.Count)

@@ -22,7 +22,7 @@ func TestPurgeBySchedule(t *testing.T) {
 	s.eventually(time.Minute, func() error {
 		var left, audited int
 		err := s.db.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM seckill.manual_task WHERE kind = 'send_blocked'),
-			(SELECT count(*) FROM seckill.audit_log WHERE actor = 'daemon' AND action = 'purge_ended')`).Scan(&left, &audited)
+			(SELECT count(*) FROM seckill.audit_log WHERE actor = 'reconciler' AND action = 'purge_ended')`).Scan(&left, &audited)
 		if err == nil && (left != 1 || audited == 0) {
 			err = errors.New("the old task is still there, or nobody says that it went")
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seckill/reconciler/internal/admin"
+	"github.com/seckill/reconciler/internal/config"
 	"github.com/seckill/reconciler/internal/pass"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/schedule"
@@ -24,6 +25,25 @@ const (
 func JobNames() []string {
 	return []string{JobRefence, JobScanner, JobFencer, JobCompensator, JobTransfer, JobRebalance, JobReconcileQuick, JobReconcileDeep, JobBacklog, JobSamples, JobProbe, JobPurge}
 }
+
+// OffBy says which setting keeps a job from being scheduled; empty: none does.
+func OffBy(c config.Config, job string) string {
+	switch {
+	case job == JobRebalance && !c.Rebalance.Enabled:
+		return "rebalance.enabled is false"
+	case job == JobReconcileQuick && c.Reconcile.Quick == "":
+		return "reconcile.quick is empty"
+	case job == JobReconcileDeep && c.Reconcile.Deep == "":
+		return "reconcile.deep is empty"
+	case job == JobPurge && c.Purge.Schedule == "":
+		return "purge.schedule is empty"
+	default:
+		return ""
+	}
+}
+
+// Config is the settings in force, with what reloads took over.
+func (d *Daemon) Config() config.Config { return d.inForce() }
 
 // Acquire gets the lease without waiting for it, for a single pass; another
 // holder is [pgstore.ErrLeaseHeld].

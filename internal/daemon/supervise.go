@@ -50,6 +50,18 @@ func (d *Daemon) Stalled() error {
 	return nil
 }
 
+// NextRuns is when the jobs of this instance run next, by name; none while it
+// stands by.
+func (d *Daemon) NextRuns() map[string]time.Time {
+	next := map[string]time.Time{}
+	if s := d.working.Load(); s != nil {
+		for _, job := range s.Jobs() {
+			next[job.Name] = job.Next.UTC()
+		}
+	}
+	return next
+}
+
 // Reload takes over from c what can change while the daemon runs, for passes
 // and sends that begin from now on. It lists the paths of what it took over, and
 // of what differs from the settings in force and needs a restart.
