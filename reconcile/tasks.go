@@ -121,6 +121,10 @@ func (r *Report) Disproves(kind string, s reservation.Scope) bool {
 	switch {
 	case kind == CheckDeficit && r.found(CheckLostReservation, at): // nobody tried to restore it
 		return false
+	case kind == CheckOrderAfterRelease && r.found(CheckLostReservation, at):
+		// Its hash may be the one that was lost. The task stays, and with it the
+		// rule that nothing is restored from a request's result (spec §4).
+		return false
 	case kind == CheckUnregisteredScope:
 		return true // it is no row: everything was looked through
 	case check == CheckOrderMissing && r.closed[at]: // not looked for: old orders may be archived

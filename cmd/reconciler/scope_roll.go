@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -26,8 +27,10 @@ until its retention ends.
 
 Where the reference schema holds the stock, one transaction caps the old version at what was
 sold. Where the stock table is your own, it waits until every reservation of the old version
-is decided (let the daemon run) and proves by a deep comparison that none is missing; then
-give the new version its row in your table, before you run it again without --prepare.
+is decided (let the daemon run), proves by a deep comparison that none is missing, and stops
+with the new version prepared. Then, in one transaction, set the old version's total to what
+was sold and give the new version its row; running it again opens it, with --old-stock-capped
+unless your view seckill.stock_evidence shows that the old version is capped.
 
 Running it again goes on where it stopped.`,
 		Example: `  reconciler scope roll --activity 10001 --reason "wrong end"  --ends 2026-11-11T04:00:00Z
@@ -45,6 +48,7 @@ Running it again goes on where it stopped.`,
 	f.Var(&ends, "ends", "end of the sale: +1h or RFC 3339 (default: as before)")
 	f.DurationVar(&r.Retention, "retention", 0, "how long keys are kept after the end (default: as before)")
 	f.BoolVar(&r.Prepare, "prepare", false, "stop before the new version is opened")
+	f.BoolVar(&r.OldCapped, "old-stock-capped", false, "your stock table sells nothing of the old version any more: its total is what was sold")
 	f.DurationVar(&r.Wait, "wait", 0, "`duration` to wait for the old version's reservations (0: until they are decided)")
 	if err := cmd.MarkFlagRequired("activity"); err != nil {
 		panic(err) // the flag was defined above
@@ -128,6 +132,7 @@ type rolledView struct {
 }
 
 func printRolled(out *result, r lifecycle.Roll, rolled []lifecycle.RolledSKU) error {
+	prepared := slices.ContainsFunc(rolled, func(s lifecycle.RolledSKU) bool { return !s.Open })
 	views := make([]rolledView, len(rolled))
 	rows := make([]table.Row, len(rolled))
 	for i, s := range rolled {
@@ -139,10 +144,10 @@ func printRolled(out *result, r lifecycle.Roll, rolled []lifecycle.RolledSKU) er
 		ActivityID string       `json:"activity_id"`
 		Prepared   bool         `json:"prepared"` // not open yet: run it again without --prepare
 		SKUs       []rolledView `json:"skus"`
-	}{1, r.ActivityID, r.Prepare, views}, func() error {
+	}{1, r.ActivityID, prepared, views}, func() error {
 		err := out.table("no SKU", table.Row{"SKU", "FROM", "TO", "SOLD", "LEFT", "BUCKETS"}, rows)
-		if err == nil && r.Prepare {
-			err = out.line("\nprepared and not open yet: run it again without --prepare")
+		if err == nil && prepared {
+			err = out.line("\nprepared and not open yet: see to your stock table, if it is your own, and run it again without --prepare")
 		}
 		return err
 	})

@@ -151,7 +151,9 @@ func (a *Approver) count(ctx context.Context, scope reservation.Scope) (Recounti
 	switch {
 	case r.Seen.Initial == "" || r.Seen.Available == "" || r.Seen.Reserved == "":
 		return r, notNow("config_missing: the stock is not there, or incomplete, and is never filled again")
-	case r.State != "PAUSED" && r.State != "CLOSED":
+	case r.State == "CLOSED":
+		return r, notNow("the scope is CLOSED: orders of a closed version may be archived, so that what it holds cannot be counted any more, and nothing is sold from it")
+	case r.State != "PAUSED":
 		return r, notNow("the scope is %s: pause it first with `reconciler scope pause %s`, then look again", orNone(r.State), scopeFlags(scope))
 	}
 	initial, err := a.initial(ctx, scope)
@@ -174,6 +176,9 @@ func (a *Approver) count(ctx context.Context, scope reservation.Scope) (Recounti
 	}
 	r.Becomes = Stock{Initial: initial, Reserved: r.Held - r.ToBeTaken}
 	r.Becomes.Available = initial - r.Becomes.Reserved
+	if err := a.fits(ctx, scope, initial); err != nil {
+		return r, err
+	}
 	if r.Becomes.Available < 0 {
 		return r, notNow("%d units are held, and the bucket was given %d: more was sold than there is, cancel orders first", r.Becomes.Reserved, initial)
 	}
@@ -182,6 +187,34 @@ func (a *Approver) count(ctx context.Context, scope reservation.Scope) (Recounti
 		r.Becomes.ReleasedTotal = n
 	}
 	return r, nil
+}
+
+// fits makes sure that the bucket's initial stock and those of its siblings are
+// no more than was allocated. They are when the journal lost a transfer, whose
+// units are in another bucket.
+func (a *Approver) fits(ctx context.Context, scope reservation.Scope, initial int64) error {
+	registered, err := a.Postgres.Scopes(ctx, pgstore.ScopeFilter{ActivityID: scope.ActivityID, SKUID: scope.SKUID, Version: &scope.Version})
+	if err != nil {
+		return err
+	}
+	var siblings []reservation.Scope
+	var allocated int64
+	for _, r := range registered {
+		if allocated = r.Total; r.Scope != scope {
+			siblings = append(siblings, r.Scope)
+		}
+	}
+	sum := initial
+	for i, s := range a.Redis.Snapshots(ctx, siblings) {
+		if s.Err != nil || s.Initial == lua.Missing {
+			return notNow("the stock of its sibling %s could not be read: look again", siblings[i])
+		}
+		sum += s.Initial
+	}
+	if sum > allocated {
+		return notNow("with %d units in it the buckets would have %d of the %d that were allocated: a transfer may have lost its row in the journal, see docs/transfers.md", initial, sum, allocated)
+	}
+	return nil
 }
 
 // initial is what the bucket was given: as registered, and what transfers brought
@@ -226,6 +259,8 @@ func (r *Recounting) take(report *reconcile.Report) error {
 			return notNow("%s of %s stands in the way: %s", f.Check, f.Subject, f.Repair.Detail)
 		case f.Check == reconcile.CheckLeakedReservation && f.Evidence.Postgres["claim"] == nil:
 			return notNow("an order could still come for reservation %s, which leaked: approve its fence in the task %s first", f.Subject, f.Check)
+		case f.Check == reconcile.CheckLostReservation && f.Evidence.Redis["unit_deducted"] == nil:
+			return notNow("reservation %s of a cancelled order was lost, and its unit is still deducted: run `reconciler reconcile --repair` first", f.Subject)
 		case f.Check == reconcile.CheckOrderAfterRelease, f.Check == reconcile.CheckLostReservation && f.Evidence.Redis["unit_deducted"] == false:
 			r.ToBeTaken++
 		}

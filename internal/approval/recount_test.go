@@ -217,13 +217,47 @@ func TestRecountThatMoved(t *testing.T) {
 	}
 }
 
-// brought makes the bucket one that a transfer brought units, with its marker.
-func (s *shop) brought(units int) {
+// sibling gives the version a second bucket, which has so many of its units.
+func (s *shop) sibling(has int64) {
 	s.t.Helper()
+	s.exec(`UPDATE seckill.scope_allocation SET total = 2 * total, buckets = 2`)
 	s.exec(`INSERT INTO seckill.scope SELECT (jsonb_populate_record(s, '{"bucket_id": 1}')).* FROM seckill.scope AS s`)
+	scope, now := s.scope, time.Now()
+	scope.Bucket = 1
+	b := s.runner.Batch()
+	r := b.Provision(scope, lua.ProvisionArgs{
+		State: lua.StateActive, StartsAtMS: now.Add(-time.Minute).UnixMilli(), EndsAtMS: now.Add(time.Hour).UnixMilli(),
+		RetentionUntilMS: now.Add(2 * time.Hour).UnixMilli(), SchemaVersion: 1, Initial: has,
+	})
+	s.run(b)
+	if reply, err := r.Get(); err != nil || reply.Code != lua.ProvisionCreated {
+		s.t.Fatalf("provision: %+v, %v", reply, err)
+	}
+}
+
+// A transfer that took units away and whose row the journal lost must not give
+// them back: they are in the other bucket.
+func TestRecountOfALostTransfer(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.sold()
+	s.sibling(units + 5)
+	s.setStock("initial", units-5)
+	task := s.task(reconcile.CheckInvariantBroken)
+	s.pause()
+	plan := s.show(task, all)
+	if p := plan.Proposals[0]; p.Action != approval.None || !strings.Contains(p.Why, "the buckets would have 45 of the 40") {
+		t.Errorf("proposed %s: %s %s", p.Action, p.Does, p.Why)
+	}
+}
+
+// brought makes the bucket one that a transfer brought units, with its marker.
+func (s *shop) brought(amount int64) {
+	s.t.Helper()
+	s.sibling(units - amount)
 	s.exec(`INSERT INTO seckill.bucket_transfer (transfer_id, activity_id, sku_id, activity_version, donor_bucket, receiver_bucket, amount, created_by)
-		VALUES ('t', $1, $2, $3, 1, 0, $4, 'test')`, s.scope.ActivityID, s.scope.SKUID, s.scope.Version, units)
-	s.redis.HSet(s.t.Context(), s.scope.TransferKey("t"), "leg", "in", "amount", units, "updated_at_ms", 1)
+		VALUES ('t', $1, $2, $3, 1, 0, $4, 'test')`, s.scope.ActivityID, s.scope.SKUID, s.scope.Version, amount)
+	s.redis.HSet(s.t.Context(), s.scope.TransferKey("t"), "leg", "in", "amount", amount, "updated_at_ms", 1)
 }
 
 // A bucket to which a transfer brought units is recounted with them.

@@ -182,12 +182,7 @@ func (c *Console) approve(ctx context.Context, t pgstore.Task, seen string, by a
 	if now != seen {
 		return nil, failedWith(http.StatusConflict, "what would be done is no longer what you were shown: load the task again and look at it")
 	}
-	if err := approver.Keep(ctx, plan); err != nil {
-		return nil, err
-	}
-	if plan, err = approver.Recall(ctx, plan); err != nil {
-		return nil, err
-	}
+	// This very plan, and none that another person kept meanwhile.
 	report, err := approver.Apply(ctx, plan, by)
 	if err != nil {
 		return nil, err

@@ -23,6 +23,9 @@ type Roll struct {
 	Retention  time.Duration // after the end
 	Buckets    int64         // 0: as many as before, or fewer where few units are left
 	Prepare    bool          // stop when everything is PREPARED
+	// OldCapped is a person's word that an adopter's stock table sells nothing of
+	// the old version any more, where seckill.stock_evidence does not tell.
+	OldCapped bool
 
 	// Wait bounds the wait for the reservations of the old version to be
 	// decided, where the stock table is the adopter's; 0 is no bound.
@@ -42,6 +45,7 @@ type RolledSKU struct {
 	Sold    int64 // units of the old version that stay sold
 	Left    int64 // units of the new version
 	Buckets int64 // of the new version
+	Open    bool  // false: it is prepared, and opened by another call
 }
 
 // ErrUndecided says that reservations of the old version were not decided in
@@ -62,6 +66,11 @@ func (m *Manager) Roll(ctx context.Context, r Roll, actor, reason string) ([]Rol
 	if err != nil {
 		return nil, err
 	}
+	unlock, err := m.Registry.LockRoll(ctx, r.ActivityID)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	if r.To, err = m.nextVersion(ctx, r, registered); err != nil {
 		return nil, err
 	}
@@ -87,8 +96,40 @@ func (m *Manager) Roll(ctx context.Context, r Roll, actor, reason string) ([]Rol
 	if err != nil {
 		return nil, err
 	}
+	if r.Prepare, err = m.mustPrepare(ctx, r, registered, old); err != nil {
+		return nil, err
+	}
 	return m.begin(ctx, r, old, rolled, actor)
 }
+
+// mustPrepare says whether the new version is to stay closed. Where the stock
+// table is the adopter's, a message that is late enough could still make an order
+// of the old version, and the new one has no row yet: it is opened only by a second
+// call, and only once the old version's row sells nothing more.
+func (m *Manager) mustPrepare(ctx context.Context, r Roll, before []pgstore.RegisteredScope, old []pgstore.Version) (bool, error) {
+	ours, err := m.Registry.HasReferenceStock(ctx)
+	if err != nil || ours || r.Prepare {
+		return r.Prepare, err
+	}
+	if !slices.ContainsFunc(before, func(s pgstore.RegisteredScope) bool { return s.Scope.Version == r.To }) {
+		return true, nil
+	}
+	for _, v := range old {
+		capped, known, err := m.Registry.StockCapped(ctx, v.ActivityID, v.SKUID, v.Version)
+		switch {
+		case err != nil:
+			return true, err
+		case known && !capped, !known && !r.OldCapped:
+			return true, fmt.Errorf("%w: SKU %s, version %d", ErrNotCapped, v.SKUID, v.Version)
+		}
+	}
+	return false, nil
+}
+
+// ErrNotCapped says that an adopter's stock table could still sell units of the
+// old version, which the new one has now.
+var ErrNotCapped = errors.New("the old version's row in your stock table may still sell: set its total to what is sold, in the transaction that gives the new version its row; " +
+	"then open it, with --old-stock-capped where no view seckill.stock_evidence tells")
 
 // nextVersion is the version to roll to. A newer one than the version in force
 // is one that was begun.
@@ -126,6 +167,9 @@ func lastVersions(registered []pgstore.RegisteredScope, to int64) ([]pgstore.Ver
 		}
 	}
 	for _, r := range registered {
+		if r.Scope.Version > to {
+			return nil, fmt.Errorf("SKU %s has version %d already, which is newer than %d", r.Scope.SKUID, r.Scope.Version, to)
+		}
 		if v, of := r.Scope.Version, last[r.Scope.SKUID]; v < of.Version && r.State != pgstore.ScopeClosed {
 			return nil, fmt.Errorf("version %d of SKU %s is %s beside version %d: close it first, its units are not moved", v, r.Scope.SKUID, r.State, of.Version)
 		}
@@ -283,7 +327,7 @@ func (m *Manager) begin(ctx context.Context, r Roll, old []pgstore.Version, roll
 		if last.SKUID == "" || next.EndsAt.After(last.EndsAt) {
 			last = next
 		}
-		out[i] = RolledSKU{SKUID: v.SKUID, From: v.Version, To: r.To, Sold: rolled[i].Sold, Left: rolled[i].Left, Buckets: next.Buckets}
+		out[i] = RolledSKU{SKUID: v.SKUID, From: v.Version, To: r.To, Sold: rolled[i].Sold, Left: rolled[i].Left, Buckets: next.Buckets, Open: !r.Prepare}
 		if r.Prepare {
 			continue
 		}

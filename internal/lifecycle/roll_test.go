@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/seckill/reconciler/internal/lifecycle"
 	"github.com/seckill/reconciler/internal/pgstore"
@@ -91,8 +92,8 @@ func TestRollMovesWhatIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []lifecycle.RolledSKU{
-		{SKUID: b.spec.SKUID, From: 7, To: 8, Sold: 5, Left: 996, Buckets: 4},
-		{SKUID: second.SKUID, From: 7, To: 8, Sold: 33, Left: 7, Buckets: 1}, // too few for two
+		{SKUID: b.spec.SKUID, From: 7, To: 8, Sold: 5, Left: 996, Buckets: 4, Open: true},
+		{SKUID: second.SKUID, From: 7, To: 8, Sold: 33, Left: 7, Buckets: 1, Open: true}, // too few for two
 	}
 	if diff := cmp.Diff(want, rolled); diff != "" {
 		t.Error(diff)
@@ -151,7 +152,7 @@ func TestRollGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(prepared, rolled); diff != "" {
+	if diff := cmp.Diff(prepared, rolled, cmpopts.IgnoreFields(lifecycle.RolledSKU{}, "Open")); diff != "" || prepared[0].Open || !rolled[0].Open {
 		t.Errorf("what was prepared and what was rolled differ: %s", diff)
 	}
 	if total, _ := b.stock(b.spec, 8); total != 996 || b.current() != "8" {
@@ -193,8 +194,24 @@ func TestRollWaitsForAnAdoptersOrders(t *testing.T) {
 	}
 	proof = nil
 	rolled, err := b.Roll(t.Context(), r, "test", "")
-	if err != nil || len(rolled) != 1 || rolled[0].Left != 1000 || rolled[0].Sold != 1 {
-		t.Errorf("rolled %+v, %v; want 1000 left and 1 sold", rolled, err)
+	if err != nil || len(rolled) != 1 || rolled[0].Left != 1000 || rolled[0].Sold != 1 || rolled[0].Open {
+		t.Errorf("rolled %+v, %v; want 1000 left and 1 sold, and not open: the new version has no row yet", rolled, err)
+	}
+	// A late message could still make an order of the old version.
+	if _, err := b.Roll(t.Context(), r, "test", ""); !errors.Is(err, lifecycle.ErrNotCapped) {
+		t.Errorf("with an old version that may still sell: %v, want ErrNotCapped", err)
+	}
+	b.exec(`CREATE TABLE public.laden (a text, s text, v bigint, total bigint, sold bigint)`)
+	b.exec(`INSERT INTO public.laden VALUES ($1, $2, 7, 1001, 1)`, b.spec.ActivityID, b.spec.SKUID)
+	b.exec(`CREATE VIEW seckill.stock_evidence AS SELECT a AS activity_id, s AS sku_id, v AS activity_version, total, sold FROM public.laden`)
+	b.exec(`GRANT SELECT ON seckill.stock_evidence TO seckill_operator`)
+	r.OldCapped = true // a word does not outweigh what the table says
+	if _, err := b.Roll(t.Context(), r, "test", ""); !errors.Is(err, lifecycle.ErrNotCapped) {
+		t.Errorf("with an old row that has 1,000 units: %v, want ErrNotCapped", err)
+	}
+	b.exec(`UPDATE public.laden SET total = sold`)
+	if rolled, err = b.Roll(t.Context(), r, "test", ""); err != nil || !rolled[0].Open {
+		t.Errorf("once the old version is capped: %+v, %v", rolled, err)
 	}
 	b.wantAllStates(8, pgstore.ScopeActive)
 }
@@ -212,6 +229,42 @@ func (b bench) wantAllStates(version int64, want pgstore.ScopeState) {
 	}
 	if len(found) == 0 {
 		b.t.Errorf("no scope of version %d", version)
+	}
+}
+
+// Orders that the counter does not know would be sold again.
+func TestRollBelievesNoCounterAlone(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.create()
+	b.sell(b.spec, 5)
+	b.exec(`UPDATE shop.stock SET sold = 3 WHERE activity_id = $1`, b.spec.ActivityID)
+	if _, err := b.Roll(t.Context(), lifecycle.Roll{ActivityID: b.spec.ActivityID}, "test", ""); err == nil || !strings.Contains(err.Error(), "sold_mismatch") {
+		t.Errorf("with a counter of 3 and 5 orders: %v", err)
+	}
+	if found, _ := b.Registry.Scopes(t.Context(), pgstore.ScopeFilter{ActivityID: b.spec.ActivityID}); len(found) != 4 {
+		t.Errorf("%d scopes are registered, want those of the old version alone", len(found))
+	}
+}
+
+// Another roll of the activity steps aside, and none goes back.
+func TestOneRollAtATime(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.create()
+	unlock, err := b.Registry.LockRoll(t.Context(), b.spec.ActivityID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Roll(t.Context(), lifecycle.Roll{ActivityID: b.spec.ActivityID}, "test", ""); !errors.Is(err, pgstore.ErrRolling) {
+		t.Errorf("beside another roll: %v, want ErrRolling", err)
+	}
+	unlock()
+	if _, err := b.Roll(t.Context(), lifecycle.Roll{ActivityID: b.spec.ActivityID, To: 9}, "test", ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Roll(t.Context(), lifecycle.Roll{ActivityID: b.spec.ActivityID, To: 8}, "test", ""); err == nil || !strings.Contains(err.Error(), "newer than 8") {
+		t.Errorf("back to 8 after 9: %v", err)
 	}
 }
 

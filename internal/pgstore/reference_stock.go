@@ -13,7 +13,7 @@ import (
 func (s *Store) CreateReferenceStock(ctx context.Context, v Version) error {
 	return s.write(ctx, "create the version's stock in shop.stock", func(tx pgx.Tx) error {
 		var installed bool
-		if err := tx.QueryRow(ctx, `SELECT to_regclass('shop.stock') IS NOT NULL`).Scan(&installed); err != nil || !installed {
+		if err := tx.QueryRow(ctx, referenceStock).Scan(&installed); err != nil || !installed {
 			return err
 		}
 		_, err := tx.Exec(ctx, `

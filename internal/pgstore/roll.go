@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -27,13 +28,65 @@ type Rolled struct {
 // ErrNoStockRow says that the reference schema has no stock of a version.
 var ErrNoStockRow = errors.New("shop.stock has no row of this version")
 
-// HasReferenceStock says whether the reference schema is installed. Without it
-// the stock table is the adopter's.
+// referenceStock says that shop.stock is what orders deduct from: it is there,
+// and the orders that count are those of the same schema.
+const referenceStock = `SELECT to_regclass('shop.stock') IS NOT NULL AND seckill.evidence_is_shipped()`
+
+// HasReferenceStock says whether the stock table is that of the reference schema.
+// Otherwise it is the adopter's.
 func (s *Store) HasReferenceStock(ctx context.Context) (bool, error) {
-	var installed bool
-	err := s.pool.QueryRow(ctx, `SELECT to_regclass('shop.stock') IS NOT NULL`).Scan(&installed)
-	return installed, failed("look for the reference schema", err)
+	var ours bool
+	err := s.pool.QueryRow(ctx, referenceStock).Scan(&ours)
+	return ours, failed("look for the reference schema", err)
 }
+
+// StockCapped says whether a version of an adopter's stock table can sell nothing
+// more: its total is what was sold. known is false where no row of
+// seckill.stock_evidence tells.
+func (s *Store) StockCapped(ctx context.Context, activityID, skuID string, version int64) (capped, known bool, err error) {
+	const action = "read the stock of the old version"
+	if err := s.pool.QueryRow(ctx, `SELECT to_regclass('seckill.stock_evidence') IS NOT NULL`).Scan(&known); err != nil || !known {
+		return false, false, failed(action, err)
+	}
+	err = s.pool.QueryRow(ctx, `SELECT total <= sold FROM seckill.stock_evidence
+		WHERE activity_id = $1 AND sku_id = $2 AND activity_version = $3`, activityID, skuID, version).Scan(&capped)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, false, nil
+	}
+	return capped, true, failed(action, err)
+}
+
+// ErrRolling says that somebody else rolls the activity now.
+var ErrRolling = errors.New("the activity is being rolled by somebody else")
+
+// LockRoll lets one roll of an activity work at a time. unlock ends it; so does
+// the loss of the connection.
+func (s *Store) LockRoll(ctx context.Context, activityID string) (unlock func(), err error) {
+	const action, key = "lock the roll", `hashtextextended('seckill roll ' || $1, 0)`
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, failed(action, err)
+	}
+	var locked bool
+	if err = conn.QueryRow(ctx, `SELECT pg_try_advisory_lock(`+key+`)`, activityID).Scan(&locked); err == nil && !locked {
+		err = fmt.Errorf("activity %s: %w", activityID, ErrRolling)
+	}
+	if err != nil {
+		conn.Release()
+		return nil, failed(action, err)
+	}
+	return func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), unlockLimit)
+		defer cancel()
+		if _, err := conn.Exec(ending, `SELECT pg_advisory_unlock(`+key+`)`, activityID); err != nil {
+			_ = conn.Hijack().Close(ending) // the server lets go of it with the connection
+			return
+		}
+		conn.Release()
+	}, nil
+}
+
+const unlockLimit = 5 * time.Second
 
 // RollReferenceStock ends the old versions in shop.stock and begins the new
 // ones, in one transaction (protocol §4): each old row is locked and its total
@@ -56,6 +109,23 @@ func (s *Store) RollReferenceStock(ctx context.Context, steps []RollStep, actor,
 	return all, err
 }
 
+// coversOrders refuses a counter of sold units that is below the active orders:
+// the difference to the total would be sold again. The row is locked, so that no
+// order of the version comes in between.
+func coversOrders(ctx context.Context, tx pgx.Tx, step RollStep, sold int64) error {
+	var active int64
+	err := tx.QueryRow(ctx, `SELECT count(*) FROM seckill.order_evidence
+		WHERE activity_id = $1 AND sku_id = $2 AND coalesce(activity_version, $3) = $3 AND active IS NOT FALSE`,
+		step.ActivityID, step.SKUID, step.From).Scan(&active)
+	if err != nil {
+		return err
+	}
+	if active > sold {
+		return fmt.Errorf("shop.stock has sold %d, and there are %d orders: put the counter right first (sold_mismatch in `reconciler reconcile`)", sold, active)
+	}
+	return nil
+}
+
 func rollStock(ctx context.Context, tx pgx.Tx, step RollStep, actor, reason string) (Rolled, error) {
 	var total, sold int64
 	err := tx.QueryRow(ctx, `SELECT total, sold FROM shop.stock
@@ -65,6 +135,9 @@ func rollStock(ctx context.Context, tx pgx.Tx, step RollStep, actor, reason stri
 		return Rolled{}, ErrNoStockRow
 	}
 	if err != nil {
+		return Rolled{}, err
+	}
+	if err := coversOrders(ctx, tx, step, sold); err != nil {
 		return Rolled{}, err
 	}
 	var begun int64

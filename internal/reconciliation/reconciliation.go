@@ -76,12 +76,12 @@ type Outcome struct {
 }
 
 // ErrNothingToResume says that no deep run of the selection was cut off.
-var ErrNothingToResume = errors.New("there is nothing to resume: no deep run of this selection was cut off in the last 48 hours. Run without --resume")
+var ErrNothingToResume = errors.New("there is nothing to resume: no deep run of this selection was cut off in the last two hours. Run without --resume")
 
 const (
 	// resumeWithin is how old an interrupted run may be: what it compared is no
 	// news any more then.
-	resumeWithin = 48 * time.Hour
+	resumeWithin = 2 * time.Hour
 	// storeLimit bounds what is stored after a run, also after one that was told
 	// to stop.
 	storeLimit = 30 * time.Second
