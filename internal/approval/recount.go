@@ -148,13 +148,8 @@ func (a *Approver) count(ctx context.Context, scope reservation.Scope) (Recounti
 	if r.State, r.Seen, err = a.Redis.StockText(ctx, scope); err != nil {
 		return r, err
 	}
-	switch {
-	case r.Seen.Initial == "" || r.Seen.Available == "" || r.Seen.Reserved == "":
-		return r, notNow("config_missing: the stock is not there, or incomplete, and is never filled again")
-	case r.State == "CLOSED":
-		return r, notNow("the scope is CLOSED: orders of a closed version may be archived, so that what it holds cannot be counted any more, and nothing is sold from it")
-	case r.State != "PAUSED":
-		return r, notNow("the scope is %s: pause it first with `reconciler scope pause %s`, then look again", orNone(r.State), scopeFlags(scope))
+	if err := r.stopped(scope); err != nil {
+		return r, err
 	}
 	initial, err := a.initial(ctx, scope)
 	if err != nil {
@@ -187,6 +182,20 @@ func (a *Approver) count(ctx context.Context, scope reservation.Scope) (Recounti
 		r.Becomes.ReleasedTotal = n
 	}
 	return r, nil
+}
+
+// stopped says why a scope may not be recounted, whatever the evidence is.
+func (r *Recounting) stopped(scope reservation.Scope) error {
+	switch {
+	case r.Seen.Initial == "" || r.Seen.Available == "" || r.Seen.Reserved == "":
+		return notNow("config_missing: the stock is not there, or incomplete, and is never filled again")
+	case r.State == "CLOSED":
+		return notNow("the scope is CLOSED: orders of a closed version may be archived, so that what it holds cannot be counted any more, and nothing is sold from it")
+	case r.State != "PAUSED":
+		return notNow("the scope is %s: pause it first with `reconciler scope pause %s`, then look again", orNone(r.State), scopeFlags(scope))
+	default:
+		return nil
+	}
 }
 
 // fits makes sure that the bucket's initial stock and those of its siblings are
