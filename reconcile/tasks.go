@@ -28,6 +28,9 @@ func (r *Report) Tasks(overdue func(id string) bool) []reservation.TaskReport {
 	tasks := map[key]*reservation.TaskReport{}
 	for _, f := range r.Findings {
 		kind, cause, asks := f.task()
+		if f.Check == CheckCountDrift && r.unexplained(f.Scope) {
+			kind, cause, asks = f.Check, "units_held_by_nobody", true
+		}
 		if !asks || (kind == CheckDeficit && (overdue == nil || !overdue(f.Subject))) {
 			continue
 		}
@@ -48,6 +51,16 @@ func (r *Report) Tasks(overdue func(id string) bool) []reservation.TaskReport {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Cause, b.Cause))
 	})
 	return out
+}
+
+// unexplained says that units of a scope are held by nobody, and that its members
+// were compared and none of them says why: a recount is all that is left, which a
+// person approves.
+func (r *Report) unexplained(at Scope) bool {
+	leaks := slices.ContainsFunc(r.Scopes, func(s ScopeReport) bool { return s.Scope == at && s.Deviation != nil && *s.Deviation > 0 })
+	return leaks && r.members[at] && !slices.ContainsFunc(r.Findings, func(f Finding) bool {
+		return f.Scope == at && f.Check != CheckCountDrift && f.Severity.Drift() && f.Stands()
+	})
 }
 
 // ReportKinds are the kinds of task that a report may name or disprove.
