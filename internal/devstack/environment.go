@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+
+	"github.com/seckill/reconciler/internal/admin"
 )
 
 // Files of a stack's directory.
@@ -37,7 +39,10 @@ func (s *Stack) WriteEnvironment(binary string) error {
 	env.WriteString("# Written by make up; use it with: . " + filepath.Join(s.dir, EnvFile) + "\n")
 	yaml.WriteString("# Written by make up for the services that it started.\n")
 	section := ""
-	for _, set := range s.settings() {
+	token, hashed := admin.NewToken() // of the console: a new one each time
+	for _, set := range append(s.settings(), setting{
+		env: "RECONCILER_ADMIN_CHANGE_TOKEN_SHA256", path: "admin.change_token_sha256", values: []string{hashed.String()},
+	}) {
 		fmt.Fprintf(&env, "export %s=%s\n", set.env, shellQuote(strings.Join(set.values, ",")))
 		group, key, nested := strings.Cut(set.path, ".")
 		if nested && group != section {
@@ -54,7 +59,7 @@ func (s *Stack) WriteEnvironment(binary string) error {
 			fmt.Fprintf(&yaml, "%s%s: %q\n", indent, key, set.values[0])
 		}
 	}
-	for _, tool := range s.tools(binary) {
+	for _, tool := range append(s.tools(binary), setting{env: "CONSOLE_TOKEN", values: []string{token}}) {
 		fmt.Fprintf(&env, "export %s=%s\n", tool.env, shellQuote(tool.values[0]))
 	}
 	if err := writeFile(filepath.Join(s.dir, ConfigFile), []byte(yaml.String())); err != nil {

@@ -197,13 +197,14 @@ func TestEnvironmentFileReachesTheServices(t *testing.T) {
 		`$PSQL -Atc 'SELECT 1'`:             "1",
 		`echo $RECONCILER_REDIS_ADDRS`:      stack.Redis().Addr(),
 		`echo $RECONCILER $RECONCILER_MODE`: "/usr/local/bin/reconciler act",
-		`$PSQL -Atc "SELECT pg_has_role('reconciler', 'seckill_daemon', 'MEMBER')"`:      "t",
-		`$PSQL -Atc "SELECT pg_has_role('reconciler', 'seckill_operator', 'MEMBER')"`:    "t",
-		`$PSQL -Atc "SELECT pg_has_role('shop_consumer', 'seckill_consumer', 'MEMBER')"`: "t",
-		`$PSQL -Atc "SELECT rolsuper FROM pg_roles WHERE rolname = 'reconciler'"`:        "f",
-		`psql -Atc 'SELECT current_user' "$RECONCILER_POSTGRES_URL"`:                     "reconciler",
-		`psql -Atc 'SELECT current_user' "$SHOP_POSTGRES_URL"`:                           "shop_consumer",
-		`psql -Atc 'SHOW synchronous_commit' "$RECONCILER_POSTGRES_MIGRATE_URL"`:         "on",
+		`printf %s "$CONSOLE_TOKEN" | sha256sum | grep -c "^$RECONCILER_ADMIN_CHANGE_TOKEN_SHA256 "`: "1",
+		`$PSQL -Atc "SELECT pg_has_role('reconciler', 'seckill_daemon', 'MEMBER')"`:                  "t",
+		`$PSQL -Atc "SELECT pg_has_role('reconciler', 'seckill_operator', 'MEMBER')"`:                "t",
+		`$PSQL -Atc "SELECT pg_has_role('shop_consumer', 'seckill_consumer', 'MEMBER')"`:             "t",
+		`$PSQL -Atc "SELECT rolsuper FROM pg_roles WHERE rolname = 'reconciler'"`:                    "f",
+		`psql -Atc 'SELECT current_user' "$RECONCILER_POSTGRES_URL"`:                                 "reconciler",
+		`psql -Atc 'SELECT current_user' "$SHOP_POSTGRES_URL"`:                                       "shop_consumer",
+		`psql -Atc 'SHOW synchronous_commit' "$RECONCILER_POSTGRES_MIGRATE_URL"`:                     "on",
 	} {
 		out, err := exec.Command("bash", "-euc", ". "+filepath.Join(dir, devstack.EnvFile)+"; "+script).CombinedOutput()
 		if got := strings.TrimSpace(string(out)); err != nil || got != want {
