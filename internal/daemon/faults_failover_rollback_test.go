@@ -85,7 +85,6 @@ func (m *market) takeOrdered() string {
 func (m *market) buy(id string) {
 	m.t.Helper()
 	m.mustOrder(id)
-	m.exec(`UPDATE shop.stock SET sold = sold + 1 WHERE activity_id = $1`, m.scope.ActivityID)
 }
 
 // drop makes it certain that the reservation's message is lost, and due.

@@ -24,8 +24,13 @@ import (
 	"github.com/seckill/reconciler/reservation"
 )
 
-// soak is how long the hot scope is watched: make soak takes ten minutes.
-var soak = flag.Duration("soak", time.Minute, "how long a hot scope is sold and reconciled")
+// soak is how long the hot scope is watched: make soak takes ten minutes. The
+// rate is one that the order consumer of a small machine keeps up with: beyond it
+// only the backlog would grow, and with it every deep pass.
+var (
+	soak     = flag.Duration("soak", time.Minute, "how long a hot scope is sold and reconciled")
+	soakRate = flag.Float64("soak-rate", 1000, "requests per second")
+)
 
 // hot is one scope under the full load of a gateway and an order consumer, with
 // the daemon at work and both kinds of passes beside it.
@@ -69,8 +74,8 @@ func newHot(t *testing.T) *hot {
 	return h
 }
 
-// sell lets everybody in: as many requests as the machine takes, of which a few
-// are refused by the shop or sent twice.
+// sell lets everybody in; a few of their requests are refused by the shop or sent
+// twice.
 func (h *hot) sell() (stop func() error) {
 	c := h.config.RocketMQ
 	sender, err := rocketmq.NewSender(rocketmq.Config{
@@ -91,7 +96,7 @@ func (h *hot) sell() (stop func() error) {
 			Activity: upstream.Activity{ActivityID: h.scope.ActivityID, SKUID: h.scope.SKUID, Version: h.scope.Version, Buckets: 1, Total: hotUnits},
 			Secret:   []byte("secret"), TTL: 15 * time.Minute, Redis: h.redis, Sender: sender, Timeout: 10 * time.Second,
 		},
-		Users: 5_000_000, Faults: faults,
+		Users: 5_000_000, Faults: faults, Rate: *soakRate,
 	}
 	ctx, cancel := context.WithCancel(h.t.Context())
 	var sale sync.WaitGroup
