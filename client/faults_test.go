@@ -278,8 +278,9 @@ func TestNoticeEndsMarker(t *testing.T) {
 		t.Helper()
 		s, g, last := soldOut(t, target)
 		s.release(last)
-		s.must(s.rdb.Publish(t.Context(), last.Scope.EventsChannel(), reservation.NoticeAvailable).Err())
-		eventually(t, func() string { // no request is made here: nothing but the notice can end it
+		eventually(t, func() string { // no request is made here: nothing but a notice can end it
+			// Again and again: one that comes before the subscription is lost.
+			s.must(s.rdb.Publish(t.Context(), last.Scope.EventsChannel(), reservation.NoticeAvailable).Err())
 			if g.HotScopes(1)[0].MarkerStanding {
 				return "the marker stands"
 			}
