@@ -30,21 +30,6 @@ A pause outlasts a restart of the daemon. A run by hand is made by the daemon th
 	return cmd
 }
 
-// listJobs lists every job, also one that has never run.
-func listJobs(ctx context.Context, store *pgstore.Store) ([]pgstore.Job, error) {
-	jobs, err := store.Jobs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range jobNames {
-		if !slices.ContainsFunc(jobs, func(j pgstore.Job) bool { return j.Name == name }) {
-			jobs = append(jobs, pgstore.Job{Name: name})
-		}
-	}
-	slices.SortFunc(jobs, func(x, y pgstore.Job) int { return strings.Compare(x.Name, y.Name) })
-	return jobs, nil
-}
-
 func newJobList(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
@@ -55,7 +40,7 @@ func newJobList(a *app) *cobra.Command {
 	out := outputFlag(a, cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return a.withStore(cmd, func(ctx context.Context, store *pgstore.Store) error {
-			jobs, err := listJobs(ctx, store)
+			jobs, err := daemon.ListJobs(ctx, store)
 			if err != nil {
 				return err
 			}
@@ -226,7 +211,7 @@ func awaitRun(ctx context.Context, store *pgstore.Store, name string, before tim
 }
 
 func findJob(ctx context.Context, store *pgstore.Store, name string) (pgstore.Job, error) {
-	jobs, err := listJobs(ctx, store)
+	jobs, err := daemon.ListJobs(ctx, store)
 	if err != nil {
 		return pgstore.Job{}, err
 	}

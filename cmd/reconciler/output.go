@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seckill/reconciler/internal/tabular"
-	"github.com/seckill/reconciler/internal/view"
 )
 
 // choice is a flag that is one of a few words.
@@ -99,6 +98,3 @@ func yesNo(b bool) string {
 	}
 	return "no"
 }
-
-// orNull is [view.OrNull].
-func orNull(t time.Time) *time.Time { return view.OrNull(t) }

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -14,6 +12,7 @@ import (
 	"github.com/seckill/reconciler/internal/config"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/retention"
+	"github.com/seckill/reconciler/internal/view"
 )
 
 func newPurge(a *app) *cobra.Command {
@@ -72,18 +71,10 @@ func (a *app) purge(ctx context.Context, store *pgstore.Store, policy retention.
 			_, _ = fmt.Fprintf(a.stderr, "%s: %d\n", amount.Kind, amount.Count)
 		}
 	}
-	if !a.agreed(fmt.Sprintf("Delete these %d?", total)) {
+	if !a.agreed(ctx, fmt.Sprintf("Delete these %d?", total)) {
 		return errors.New("nothing was deleted")
 	}
 	return a.purge(ctx, store, policy, out, by, false, true)
-}
-
-// agreed asks a person; no answer is a no.
-func (a *app) agreed(question string) bool {
-	_, _ = fmt.Fprintf(a.stderr, "%s [y/N] ", question)
-	answer, _ := bufio.NewReader(a.stdin).ReadString('\n')
-	answer = strings.ToLower(strings.TrimSpace(answer))
-	return answer == "y" || answer == "yes"
 }
 
 // purgeView is one kind in JSON. Of what was deleted there are no times.
@@ -108,7 +99,7 @@ func printPurge(out *result, amounts []retention.Amount, deleted bool) error {
 		if amount.Keep > 0 {
 			keep = config.FormatDuration(amount.Keep)
 		}
-		views = append(views, purgeView{string(amount.Kind), keep, amount.Count, orNull(amount.Oldest), orNull(amount.Newest), amount.Skipped})
+		views = append(views, purgeView{string(amount.Kind), keep, amount.Count, view.OrNull(amount.Oldest), view.OrNull(amount.Newest), amount.Skipped})
 		row := table.Row{amount.Kind, orDash(keep), amount.Count}
 		if !deleted {
 			row = append(row, stamp(amount.Oldest), stamp(amount.Newest))

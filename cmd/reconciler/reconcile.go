@@ -235,7 +235,12 @@ func (a *app) approveRepairs(ctx context.Context, planned int, yes bool, mode st
 		_, _ = fmt.Fprintf(a.stderr, "%s planned, none made: add --yes to make them.\n", count(planned, "repair"))
 		return false
 	}
-	_, _ = fmt.Fprintf(a.stderr, "%s planned. Make them? [y/N] ", count(planned, "repair"))
+	return a.agreed(ctx, count(planned, "repair")+" planned. Make them?")
+}
+
+// agreed asks a person. No answer is a no, and so is a signal.
+func (a *app) agreed(ctx context.Context, question string) bool {
+	_, _ = fmt.Fprintf(a.stderr, "%s [y/N] ", question)
 	answers := make(chan string, 1)
 	go func() { // it ends with the process, if nobody answers
 		answer, _ := bufio.NewReader(a.stdin).ReadString('\n') // no answer is a no

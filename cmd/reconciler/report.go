@@ -15,6 +15,7 @@ import (
 	"github.com/seckill/reconciler/docs"
 	"github.com/seckill/reconciler/internal/pgstore"
 	"github.com/seckill/reconciler/internal/reportfile"
+	"github.com/seckill/reconciler/internal/view"
 	"github.com/seckill/reconciler/reconcile"
 	"github.com/seckill/reconciler/reconcile/render"
 )
@@ -137,7 +138,7 @@ type runView struct {
 func viewRun(r pgstore.StoredRun) runView {
 	v := runView{
 		RunID: r.ID, Mode: r.Mode, Selection: r.Selection, State: r.State, StartedBy: r.StartedBy,
-		StartedAt: r.StartedAt, SeenAt: r.SeenAt, FinishedAt: orNull(r.FinishedAt), Failure: r.Failure,
+		StartedAt: r.StartedAt, SeenAt: r.SeenAt, FinishedAt: view.OrNull(r.FinishedAt), Failure: r.Failure,
 	}
 	if r.State == pgstore.RunFinished {
 		v.Verdict, v.Scopes, v.Findings, v.Incomplete = &r.Verdict, &r.Scopes, &r.Findings, &r.Incomplete

@@ -126,15 +126,7 @@ func (a *app) propose(cmd *cobra.Command, t pgstore.Task, sel approval.Selection
 
 // printTask prints the task with its proposals; why says why there are none.
 func printTask(out *result, t pgstore.Task, plan approval.Plan, why error) error {
-	view := struct {
-		Schema      int             `json:"schema"`
-		Task        view.Task       `json:"task"`
-		Proposals   []view.Proposal `json:"proposals"`
-		Truncated   bool            `json:"truncated"` // more reservations stand behind it
-		Unclear     int             `json:"unclear"`   // for want of evidence
-		NotProposed string          `json:"not_proposed,omitempty"`
-	}{1, view.OfTask(t), view.OfProposals(plan.Proposals), plan.Truncated, plan.Unclear, errorText(why)}
-	return out.print(view, func() error {
+	return out.print(view.OfProposed(t, plan, why), func() error {
 		rows := []table.Row{
 			{"ID", t.ID},
 			{"KIND", t.Kind},

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -119,7 +117,7 @@ func (a *app) approveTasks(ctx context.Context, d *daemon.Daemon, out *result, f
 		}
 		return errors.Join(printReports(out, reports, true), unplanned)
 	}
-	if ask && actions > 0 && !a.confirmed(plans, actions) {
+	if ask && actions > 0 && !a.confirmed(ctx, plans, actions) {
 		return errors.New("nothing was carried out")
 	}
 	return errors.Join(carryOut(ctx, approver, out, plans, approval.Act{Actor: f.by.actor, Reason: f.by.reason}), unplanned)
@@ -168,7 +166,7 @@ func plansFor(ctx context.Context, store *pgstore.Store, approver *approval.Appr
 }
 
 // confirmed shows the plans and asks.
-func (a *app) confirmed(plans []approval.Plan, actions int) bool {
+func (a *app) confirmed(ctx context.Context, plans []approval.Plan, actions int) bool {
 	line := func(format string, args ...any) error {
 		_, err := fmt.Fprintf(a.stderr, format+"\n", args...)
 		return err
@@ -178,10 +176,7 @@ func (a *app) confirmed(plans []approval.Plan, actions int) bool {
 			return false // who cannot read it cannot approve it
 		}
 	}
-	fmt.Fprintf(a.stderr, "Carry out these %d? [y/N] ", actions)
-	answer, _ := bufio.NewReader(a.stdin).ReadString('\n') // no answer is no
-	answer = strings.ToLower(strings.TrimSpace(answer))
-	return answer == "y" || answer == "yes"
+	return a.agreed(ctx, fmt.Sprintf("Carry out these %d?", actions))
 }
 
 // carryOut applies the plans, one after another, and prints what became of them.

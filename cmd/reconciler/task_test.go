@@ -224,7 +224,7 @@ func TestTaskApproveAsks(t *testing.T) {
 	for answer, want := range map[string]bool{"y\n": true, "YES\n": true, "yes": true, "\n": false, "": false, "n\n": false, "yesterday\n": false} {
 		var asked strings.Builder
 		a := &app{stdin: strings.NewReader(answer), stderr: &asked}
-		if got := a.confirmed(plans, 1); got != want {
+		if got := a.confirmed(t.Context(), plans, 1); got != want {
 			t.Errorf("%q is taken as %t", answer, got)
 		}
 		for _, text := range []string{"task 7, orphan_member of a:1:s:1:v:1:b:0", "rid1", "fence it", "Carry out these 1? [y/N]"} {

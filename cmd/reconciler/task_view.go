@@ -86,10 +86,3 @@ func statusOf(w approval.World) string {
 	}
 	return string(w.Status)
 }
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}

@@ -140,29 +140,14 @@ func (c *Console) apiTasks(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// taskView is a task with what is proposed for it. The fingerprint goes into
-// its approval.
-type taskView struct {
-	Schema      int             `json:"schema"`
-	Task        view.Task       `json:"task"`
-	Proposals   []view.Proposal `json:"proposals"`
-	Truncated   bool            `json:"truncated"`
-	Unclear     int             `json:"unclear"`
-	NotProposed string          `json:"not_proposed,omitempty"`
-	Fingerprint string          `json:"fingerprint,omitempty"`
-}
-
 func (c *Console) apiTask(w http.ResponseWriter, r *http.Request) error {
 	t, err := c.findTask(r)
 	if err != nil {
 		return err
 	}
-	v := taskView{Schema: 1, Task: view.OfTask(t), Proposals: []view.Proposal{}}
-	plan, err := c.Daemon.Approver().Propose(r.Context(), t, approval.Selection{})
-	if err != nil {
-		v.NotProposed = err.Error()
-	} else {
-		v.Proposals, v.Truncated, v.Unclear = view.OfProposals(plan.Proposals), plan.Truncated, plan.Unclear
+	plan, why := c.Daemon.Approver().Propose(r.Context(), t, approval.Selection{})
+	v := view.OfProposed(t, plan, why)
+	if why == nil {
 		if v.Fingerprint, err = fingerprint(plan); err != nil {
 			return err
 		}
@@ -201,11 +186,7 @@ func (c *Console) apiChangeJob(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (c *Console) apiChangeActivity(w http.ResponseWriter, r *http.Request) error {
-	action := r.PostFormValue("action")
-	if action != "hold" && action != "unhold" {
-		return failedWith(http.StatusBadRequest, "%q is no action on an activity: hold or unhold", action)
-	}
-	if err := c.changeScopes(r, pgstore.ScopeFilter{ActivityID: r.PathValue("activity"), Live: true}, action); err != nil {
+	if err := c.holdActivity(r); err != nil {
 		return err
 	}
 	return c.apiScopes(w, r)

@@ -3,8 +3,6 @@ package console
 import (
 	"context"
 	"net/http"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/seckill/reconciler/internal/daemon"
@@ -171,16 +169,10 @@ type jobRow struct {
 }
 
 func (c *Console) jobRows(ctx context.Context) ([]jobRow, error) {
-	jobs, err := c.Daemon.Postgres.Jobs(ctx)
+	jobs, err := daemon.ListJobs(ctx, c.Daemon.Postgres)
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range daemon.JobNames() {
-		if !slices.ContainsFunc(jobs, func(j pgstore.Job) bool { return j.Name == name }) {
-			jobs = append(jobs, pgstore.Job{Name: name})
-		}
-	}
-	slices.SortFunc(jobs, func(x, y pgstore.Job) int { return strings.Compare(x.Name, y.Name) })
 	next, settings := c.Daemon.NextRuns(), c.Daemon.Config()
 	rows := make([]jobRow, len(jobs))
 	for i, j := range jobs {

@@ -160,14 +160,18 @@ func (c *Console) changeVersion(w http.ResponseWriter, r *http.Request) error {
 
 // changeActivity holds all scopes of an activity, or lets go of them.
 func (c *Console) changeActivity(w http.ResponseWriter, r *http.Request) error {
+	if err := c.holdActivity(r); err != nil {
+		return err
+	}
+	return seeOther(w, r, "/", r.PostFormValue("action"))
+}
+
+func (c *Console) holdActivity(r *http.Request) error {
 	action := r.PostFormValue("action")
 	if action != "hold" && action != "unhold" {
 		return failedWith(http.StatusBadRequest, "%q is no action on an activity: hold or unhold", action)
 	}
-	if err := c.changeScopes(r, pgstore.ScopeFilter{ActivityID: r.PathValue("activity"), Live: true}, action); err != nil {
-		return err
-	}
-	return seeOther(w, r, "/", action)
+	return c.changeScopes(r, pgstore.ScopeFilter{ActivityID: r.PathValue("activity"), Live: true}, action)
 }
 
 // changeScopes does what `reconciler scope` does under the same name.

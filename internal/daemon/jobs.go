@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,6 +42,21 @@ func (g jobGate) Enter(ctx context.Context, job string, manual bool) (func(), er
 		}
 	}
 	return func() {}, nil
+}
+
+// ListJobs lists every job by its name, also one that has never run.
+func ListJobs(ctx context.Context, store *pgstore.Store) ([]pgstore.Job, error) {
+	jobs, err := store.Jobs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range JobNames() {
+		if !slices.ContainsFunc(jobs, func(j pgstore.Job) bool { return j.Name == name }) {
+			jobs = append(jobs, pgstore.Job{Name: name})
+		}
+	}
+	slices.SortFunc(jobs, func(x, y pgstore.Job) int { return strings.Compare(x.Name, y.Name) })
+	return jobs, nil
 }
 
 // journal writes the runs of jobs to PostgreSQL, behind their backs: no run

@@ -66,7 +66,7 @@ func (d *Daemon) leaseOptions(wait bool) pgstore.LeaseOptions {
 		TTL: d.cfg.Lease.TTL, ConnectTimeout: d.cfg.Postgres.ConnectTimeout,
 		Standby: func(holder pgstore.LeaseHolder) {
 			d.log.Info("standing by: another instance holds the lease", "holder", holder.Holder, "since", holder.AcquiredAt)
-			d.supervisor.Ready(fmt.Sprintf("standing by, mode %s: %s holds the lease", d.mode(), holder.Holder))
+			d.supervisor.Ready(fmt.Sprintf("standing by, mode %s: %s holds the lease", d.Mode(), holder.Holder))
 		},
 	}
 }
@@ -97,7 +97,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 			}
 		}()
 	}
-	d.log.Info("waiting for the lease", "mode", d.mode())
+	d.log.Info("waiting for the lease", "mode", d.Mode())
 	d.supervisor.Status("waiting for the lease")
 	for ctx.Err() == nil {
 		lease, err := pgstore.AcquireLease(ctx, d.leaseOptions(true))
@@ -113,8 +113,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 			continue
 		}
 		state.set(admin.LeaseHeld)
-		d.log.Info("holding the lease: working", "mode", d.mode())
-		d.supervisor.Ready("working, mode " + d.mode())
+		d.log.Info("holding the lease: working", "mode", d.Mode())
+		d.supervisor.Ready("working, mode " + d.Mode())
 		if err := d.workUnder(ctx, lease); err != nil {
 			return err
 		}
@@ -140,9 +140,7 @@ const (
 )
 
 // Mode is observe or act, as the daemon works.
-func (d *Daemon) Mode() string { return d.mode() }
-
-func (d *Daemon) mode() string {
+func (d *Daemon) Mode() string {
 	if d.observes {
 		return "observe"
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -59,34 +58,18 @@ func (s *Store) StockCapped(ctx context.Context, activityID, skuID string, versi
 // ErrRolling says that somebody else rolls the activity now.
 var ErrRolling = errors.New("the activity is being rolled by somebody else")
 
-// LockRoll lets one roll of an activity work at a time. unlock ends it; so does
-// the loss of the connection.
+// LockRoll lets one roll of an activity work at a time, by a lock as runs have it
+// ([LockRuns]). unlock ends it; so does the loss of its connection.
 func (s *Store) LockRoll(ctx context.Context, activityID string) (unlock func(), err error) {
-	const action, key = "lock the roll", `hashtextextended('seckill roll ' || $1, 0)`
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return nil, failed(action, err)
-	}
-	var locked bool
-	if err = conn.QueryRow(ctx, `SELECT pg_try_advisory_lock(`+key+`)`, activityID).Scan(&locked); err == nil && !locked {
-		err = fmt.Errorf("activity %s: %w", activityID, ErrRolling)
+	locks, err := LockRuns(ctx, RunLockOptions{URL: s.pool.Config().ConnString(), Names: []string{"roll:" + activityID}, Holder: "scope roll"})
+	if _, locked := errors.AsType[*RunLockedError](err); locked {
+		return nil, fmt.Errorf("activity %s: %w", activityID, ErrRolling)
 	}
 	if err != nil {
-		conn.Release()
-		return nil, failed(action, err)
+		return nil, err
 	}
-	return func() {
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), unlockLimit)
-		defer cancel()
-		if _, err := conn.Exec(ending, `SELECT pg_advisory_unlock(`+key+`)`, activityID); err != nil {
-			_ = conn.Hijack().Close(ending) // the server lets go of it with the connection
-			return
-		}
-		conn.Release()
-	}, nil
+	return func() { _ = locks.Release() }, nil // the server lets go of it with the connection
 }
-
-const unlockLimit = 5 * time.Second
 
 // RollReferenceStock ends the old versions in shop.stock and begins the new
 // ones, in one transaction (protocol §4): each old row is locked and its total

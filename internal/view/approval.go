@@ -2,6 +2,7 @@ package view
 
 import (
 	"github.com/seckill/reconciler/internal/approval"
+	"github.com/seckill/reconciler/internal/pgstore"
 )
 
 // Proposal is a proposal in JSON, with what became of it once it was approved.
@@ -52,6 +53,26 @@ func OfApproval(r approval.Report, dryRun bool) Approval {
 			p.Outcome, p.Detail, p.Before, p.After = string(one.Outcome), one.Detail, &one.Before, &one.After
 		}
 		v.Proposals = append(v.Proposals, p)
+	}
+	return v
+}
+
+// Proposed is a task in JSON, with what is proposed for it.
+type Proposed struct {
+	Schema      int        `json:"schema"`
+	Task        Task       `json:"task"`
+	Proposals   []Proposal `json:"proposals"`
+	Truncated   bool       `json:"truncated"` // more reservations stand behind it
+	Unclear     int        `json:"unclear"`   // for want of evidence
+	NotProposed string     `json:"not_proposed,omitempty"`
+	Fingerprint string     `json:"fingerprint,omitempty"` // goes into an approval over HTTP
+}
+
+// OfProposed is a task with its plan, or why there is none.
+func OfProposed(t pgstore.Task, plan approval.Plan, why error) Proposed {
+	v := Proposed{Schema: 1, Task: OfTask(t), Proposals: OfProposals(plan.Proposals), Truncated: plan.Truncated, Unclear: plan.Unclear}
+	if why != nil {
+		v.NotProposed = why.Error()
 	}
 	return v
 }
